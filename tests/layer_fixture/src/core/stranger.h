@@ -1,0 +1,4 @@
+// Planted: a path that does not start at src/.
+#pragma once
+
+#include "vectors.h"

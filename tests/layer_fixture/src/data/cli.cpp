@@ -1,0 +1,2 @@
+// Planted: nobody includes cli.
+#include "cli/commands.h"

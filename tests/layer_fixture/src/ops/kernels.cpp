@@ -1,0 +1,2 @@
+// Planted: nobody includes kernels.
+#include "kernels/cuda_ops.h"

@@ -1,0 +1,3 @@
+// Planted: the backend switch outside its places.
+#if BIFOCAL_WITH_CUDA
+#endif

@@ -1,0 +1,2 @@
+// Planted: a folder that the table does not know.
+#pragma once
