@@ -1,0 +1,335 @@
+// The table of every option: key, field, help, range, unit, words. Defaults stand in RunConfig.
+#include "config/run_config.h"
+
+#include "config/model_config.h"
+#include "config/options.h"
+
+namespace bifocal {
+
+namespace {
+
+template <class Section, class T>
+AnyField at(Section RunConfig::*section, T Section::*field) {
+  return Field<T>([=](RunConfig& config) -> T& { return config.*section.*field; });
+}
+
+constexpr Range kNotNegative{.least = 0};
+constexpr Range kPositive{.least = 0, .excludes_least = true};
+constexpr Range kAtLeastOne{.least = 1};
+constexpr Range kShare{.least = 0, .most = 1};
+constexpr Range kBelowOne{.least = 0, .most = 1, .excludes_most = true};
+
+std::vector<std::string> preset_words() {
+  std::vector<std::string> words = preset_names();
+  words.emplace_back(kKeepPreset);
+  return words;
+}
+
+OptionSection run_section() {
+  using Run = RunConfig::Run;
+  const auto section = &RunConfig::run;
+  return {"run",
+          "The run as a whole",
+          {
+              {.key = "run.directory",
+               .field = at(section, &Run::directory),
+               .help = "where everything that the run writes is put"},
+              {.key = "run.seed",
+               .field = at(section, &Run::seed),
+               .help = "seed of the student's new tensors",
+               .range = kNotNegative},
+              {.key = "run.dtype",
+               .field = at(section, &Run::dtype),
+               .help = "type that the ops compute in",
+               .words = {"float32", "float64"}},
+              {.key = "run.log_every",
+               .field = at(section, &Run::log_every),
+               .help = "steps for each line of metrics.jsonl and of plain console output",
+               .range = kAtLeastOne,
+               .unit = "steps"},
+          }};
+}
+
+OptionSection teacher_section() {
+  using Teacher = RunConfig::Teacher;
+  const auto section = &RunConfig::teacher;
+  return {"teacher",
+          "The frozen model that is distilled",
+          {
+              {.key = "teacher.path",
+               .field = at(section, &Teacher::path),
+               .help = "Hugging Face directory of the teacher"},
+              {.key = "teacher.placement",
+               .field = at(section, &Teacher::placement),
+               .help = "look-ahead gives each rank whole rows, ulysses splits heads over ranks",
+               .words = {"auto", "look-ahead", "ulysses"}},
+          }};
+}
+
+OptionSection student_section() {
+  using Student = RunConfig::Student;
+  const auto section = &RunConfig::student;
+  return {
+      "student",
+      "The student's mixers and how their new tensors start",
+      {
+          {.key = "student.preset",
+           .field = at(section, &Student::preset),
+           .help = "mixer of every layer; keep leaves those that student.init or the teacher has",
+           .words = preset_words()},
+          {.key = "student.budget",
+           .field = at(section, &Student::budget),
+           .help = "cache of a layer; the preset's window takes what its states leave",
+           .range = kAtLeastOne,
+           .unit = "cached tokens"},
+          {.key = "student.mixers",
+           .field = at(section, &Student::mixers),
+           .help = "overrides of single layers, such as \"4-7:window=64,sink=learned\""},
+          {.key = "student.init",
+           .field = at(section, &Student::init),
+           .help = "Hugging Face directory that the student starts from; empty: the teacher"},
+          {.key = "student.sink_start",
+           .field = at(section, &Student::sink_start),
+           .help = "start value of the learned sink logits"},
+          {.key = "student.forget_bias_first",
+           .field = at(section, &Student::forget_bias_first),
+           .help = "start value of the first state's forget bias; even steps lead to the last"},
+          {.key = "student.forget_bias_last",
+           .field = at(section, &Student::forget_bias_last),
+           .help = "start value of the last state's forget bias"},
+          {.key = "student.output_bias",
+           .field = at(section, &Student::output_bias),
+           .help = "start value of the bias of the gate between near and far branch"},
+      }};
+}
+
+OptionSection mesh_section() {
+  using MeshAxes = RunConfig::MeshAxes;
+  const auto section = &RunConfig::mesh;
+  return {"mesh",
+          "How the ranks divide the work: data x sequence = number of ranks",
+          {
+              {.key = "mesh.data",
+               .field = at(section, &MeshAxes::data),
+               .help = "groups that each take their own rows; 0: what mesh.sequence leaves",
+               .range = kNotNegative,
+               .unit = "groups"},
+              {.key = "mesh.sequence",
+               .field = at(section, &MeshAxes::sequence),
+               .help = "ranks that share one row; 0: what mesh.data leaves",
+               .range = kNotNegative,
+               .unit = "ranks"},
+          }};
+}
+
+OptionSection data_section() {
+  using Data = RunConfig::Data;
+  const auto section = &RunConfig::data;
+  return {"data",
+          "The token shards and how they are packed into rows",
+          {
+              {.key = "data.train",
+               .field = at(section, &Data::train),
+               .help = "token shards, or directories of them"},
+              {.key = "data.row_tokens",
+               .field = at(section, &Data::row_tokens),
+               .help = "length of a packed row",
+               .range = kAtLeastOne,
+               .unit = "tokens"},
+              {.key = "data.rows_per_step",
+               .field = at(section, &Data::rows_per_step),
+               .help = "rows of one optimiser step, over all ranks",
+               .range = kAtLeastOne,
+               .unit = "rows"},
+              {.key = "data.seed",
+               .field = at(section, &Data::seed),
+               .help = "seed of the order of the documents",
+               .range = kNotNegative},
+              {.key = "data.keep",
+               .field = at(section, &Data::keep),
+               .help = "positions that count in the loss: all, or those that predict the "
+                       "assistant's tokens",
+               .words = {"all", "assistant"}},
+          }};
+}
+
+// The options that every stage has.
+std::vector<Option> stage_options(const std::string& name, StageConfig RunConfig::*stage) {
+  return {
+      {.key = name + ".steps",
+       .field = at(stage, &StageConfig::steps),
+       .help = "optimiser steps; 0 leaves the stage out",
+       .range = kNotNegative,
+       .unit = "steps"},
+      {.key = name + ".rate",
+       .field = at(stage, &StageConfig::rate),
+       .help = "learning rate after warm-up",
+       .range = kPositive},
+      {.key = name + ".final_rate",
+       .field = at(stage, &StageConfig::final_rate),
+       .help = "learning rate that a cosine schedule ends at",
+       .range = kNotNegative},
+      {.key = name + ".schedule",
+       .field = at(stage, &StageConfig::schedule),
+       .help = "course of the learning rate after warm-up",
+       .words = {"constant", "cosine"}},
+      {.key = name + ".warmup",
+       .field = at(stage, &StageConfig::warmup),
+       .help = "share of the steps in which the rate rises linearly",
+       .range = kShare},
+      {.key = name + ".clip",
+       .field = at(stage, &StageConfig::clip),
+       .help = "largest gradient norm; 0: no clipping",
+       .range = kNotNegative},
+  };
+}
+
+OptionSection align_section() {
+  using AlignExtra = RunConfig::AlignExtra;
+  const auto section = &RunConfig::align_extra;
+  std::vector<Option> options = stage_options("align", &RunConfig::align);
+  options.push_back({.key = "align.trainable",
+                     .field = at(section, &AlignExtra::trainable),
+                     .help = "the student's new tensors, or the whole mixer (also q, k, v)",
+                     .words = {"new", "mixer"}});
+  options.push_back({.key = "align.skipped",
+                     .field = at(section, &AlignExtra::skipped),
+                     .help =
+                         "where nothing is trainable: drop the stage's tokens, or spend them in "
+                         "distill",
+                     .words = {"drop", "distill"}});
+  return {"align", "Stage 1: each mixer learns its teacher layer's attention output", options};
+}
+
+OptionSection distill_section() {
+  using DistillExtra = RunConfig::DistillExtra;
+  const auto section = &RunConfig::distill_extra;
+  std::vector<Option> options = stage_options("distill", &RunConfig::distill);
+  options.push_back({.key = "distill.new_rate",
+                     .field = at(section, &DistillExtra::new_rate),
+                     .help = "learning rate of new tensors, scheduled alike; 0: distill.rate",
+                     .range = kNotNegative});
+  options.push_back({.key = "distill.temperature",
+                     .field = at(section, &DistillExtra::temperature),
+                     .help = "temperature of both distributions in the KL term",
+                     .range = kPositive});
+  options.push_back({.key = "distill.ce_weight",
+                     .field = at(section, &DistillExtra::ce_weight),
+                     .help = "weight of next-token cross-entropy; the KL term has the rest",
+                     .range = kShare});
+  return {"distill", "Stage 2: the student learns the teacher's distribution", options};
+}
+
+OptionSection pretrain_section() {
+  return {"pretrain",
+          "Next-token training of a model with full attention, for the command pretrain",
+          stage_options("pretrain", &RunConfig::pretrain)};
+}
+
+OptionSection optimizer_section() {
+  using Optimizer = RunConfig::Optimizer;
+  const auto section = &RunConfig::optimizer;
+  return {"optimizer",
+          "AdamW",
+          {
+              {.key = "optimizer.beta1",
+               .field = at(section, &Optimizer::beta1),
+               .help = "decay of the first moment",
+               .range = kBelowOne},
+              {.key = "optimizer.beta2",
+               .field = at(section, &Optimizer::beta2),
+               .help = "decay of the second moment",
+               .range = kBelowOne},
+              {.key = "optimizer.eps",
+               .field = at(section, &Optimizer::eps),
+               .help = "added to the root of the second moment",
+               .range = kPositive},
+              {.key = "optimizer.decay",
+               .field = at(section, &Optimizer::decay),
+               .help = "weight decay of copied matrices, embedding and head; never in align",
+               .range = kNotNegative},
+          }};
+}
+
+OptionSection memory_section() {
+  using Memory = RunConfig::Memory;
+  const auto section = &RunConfig::memory;
+  return {"memory",
+          "What is kept and what is computed or gathered again",
+          {
+              {.key = "memory.recompute",
+               .field = at(section, &Memory::recompute),
+               .help = "what the backward pass computes again: nothing, or each block",
+               .words = {"none", "block"}},
+              {.key = "memory.weights",
+               .field = at(section, &Memory::weights),
+               .help = "student weights: whole on every rank, or sharded and gathered by layer",
+               .words = {"replicate", "shard"}},
+              {.key = "memory.logit_chunk",
+               .field = at(section, &Memory::logit_chunk),
+               .help = "tokens whose logits exist at once",
+               .range = kAtLeastOne,
+               .unit = "tokens"},
+              {.key = "memory.limit_gib",
+               .field = at(section, &Memory::limit_gib),
+               .help = "most tensor memory of a rank; 0: no limit",
+               .range = kNotNegative,
+               .unit = "GiB"},
+          }};
+}
+
+OptionSection checkpoint_section() {
+  using Checkpoint = RunConfig::Checkpoint;
+  const auto section = &RunConfig::checkpoint;
+  return {"checkpoint",
+          "When the run's state is saved",
+          {
+              {.key = "checkpoint.every",
+               .field = at(section, &Checkpoint::every),
+               .help = "steps between checkpoints; 0: only at the end of each stage",
+               .range = kNotNegative,
+               .unit = "steps"},
+              {.key = "checkpoint.keep",
+               .field = at(section, &Checkpoint::keep),
+               .help = "newest checkpoints that are kept; 0: all",
+               .range = kNotNegative,
+               .unit = "checkpoints"},
+          }};
+}
+
+OptionSection evaluate_section() {
+  using Evaluate = RunConfig::Evaluate;
+  const auto section = &RunConfig::evaluate;
+  return {"evaluate",
+          "What the command evaluate measures",
+          {
+              {.key = "evaluate.rows",
+               .field = at(section, &Evaluate::rows),
+               .help = "rows of held-out documents",
+               .range = kAtLeastOne,
+               .unit = "rows"},
+              {.key = "evaluate.reach",
+               .field = at(section, &Evaluate::reach),
+               .help = "also measure how far back a changed token is noticed"},
+          }};
+}
+
+}  // namespace
+
+const std::vector<OptionSection>& option_sections() {
+  static const std::vector<OptionSection> sections = {run_section(),
+                                                      teacher_section(),
+                                                      student_section(),
+                                                      mesh_section(),
+                                                      data_section(),
+                                                      align_section(),
+                                                      distill_section(),
+                                                      pretrain_section(),
+                                                      optimizer_section(),
+                                                      memory_section(),
+                                                      checkpoint_section(),
+                                                      evaluate_section()};
+  return sections;
+}
+
+}  // namespace bifocal
