@@ -1,0 +1,28 @@
+// Token embedding and its scatter-add.
+#pragma once
+
+#include "core/stream.h"
+#include "core/tensor.h"
+#include "ops/run.h"
+
+namespace bifocal {
+
+struct EmbeddingForward {
+  TensorView y;           // [tokens, width]
+  ConstTensorView ids;    // [tokens] i32; an id outside the table is an Error
+  ConstTensorView table;  // [vocabulary, width]
+  void check() const;
+};
+
+// d_table += d_y scattered by id, tokens in order (the same bits for any number of threads).
+struct EmbeddingBackward {
+  TensorView d_table;   // [vocabulary, width]
+  ConstTensorView d_y;  // [tokens, width]
+  ConstTensorView ids;  // [tokens] i32
+  void check() const;
+};
+
+void run(CpuStream&, const EmbeddingForward&);
+void run(CpuStream&, const EmbeddingBackward&);
+
+}  // namespace bifocal

@@ -1,0 +1,20 @@
+// Deterministic reductions: fixed blocks, double sums, the same bits for any number of threads.
+#pragma once
+
+#include "core/stream.h"
+#include "core/tensor.h"
+#include "ops/run.h"
+
+namespace bifocal {
+
+// sum += sum of squares of x. A NaN or an infinity in x makes the sum NaN or infinite, so one look
+// at it also tells whether x is finite.
+struct SumOfSquares {
+  TensorView sum;     // [1] f64
+  ConstTensorView x;  // any shape
+  void check() const;
+};
+
+void run(CpuStream&, const SumOfSquares&);
+
+}  // namespace bifocal

@@ -1,0 +1,148 @@
+// Attention of single queries over caches.
+#include "ops/decode_attention.h"
+
+#include "support/op_test.h"
+
+namespace bifocal::test {
+
+namespace {
+
+class Decode : public OpTest {
+ protected:
+  struct Case {
+    Tensor out, q, k, v, counts, sink;
+  };
+
+  Case make(DType dtype, std::int64_t kv_heads, std::int64_t head_dim) {
+    const std::int64_t batch = 4;
+    const std::int64_t slots = 19;
+    const std::int64_t heads = 6;
+    return {empty(dtype, {batch, heads, head_dim}),
+            normal(dtype, {batch, heads, head_dim}, 1, 2.0),
+            normal(dtype, {batch, slots, kv_heads * head_dim}, 2),
+            normal(dtype, {batch, slots, kv_heads * head_dim}, 3),
+            tensor_of<std::int32_t>(memory_, {19, 1, 0, 8}),
+            normal(dtype, {heads}, 4)};
+  }
+
+  static DecodeAttention op(const Case& c, bool with_sink) {
+    DecodeAttention attention{c.out, c.q, c.k, c.v, c.counts, {}};
+    if (with_sink) {
+      attention.sink = c.sink;
+    }
+    return attention;
+  }
+};
+
+std::vector<double> definition(const DecodeAttention& op) {
+  const auto q = to_doubles(op.q);
+  const auto k = to_doubles(op.k);
+  const auto v = to_doubles(op.v);
+  const std::int64_t heads = op.q.shape[1];
+  const std::int64_t d = op.q.shape[2];
+  const std::int64_t slots = op.k.shape[1];
+  const std::int64_t kv_heads = op.k.shape[2] / d;
+  std::vector<double> out(q.size(), 0.0);
+  for (std::int64_t row = 0; row < op.q.shape[0] * heads; ++row) {
+    const std::int64_t b = row / heads;
+    const std::int64_t group = row % heads / (heads / kv_heads);
+    double total =
+        op.sink ? std::exp(to_doubles(op.sink)[static_cast<std::size_t>(row % heads)]) : 0.0;
+    std::vector<double> mean(static_cast<std::size_t>(d), 0.0);
+    for (std::int64_t slot = 0; slot < op.counts.as<std::int32_t>()[b]; ++slot) {
+      const std::int64_t at = ((b * slots + slot) * kv_heads + group) * d;
+      double logit = 0.0;
+      for (std::int64_t i = 0; i < d; ++i) {
+        logit += q[static_cast<std::size_t>(row * d + i)] * k[static_cast<std::size_t>(at + i)];
+      }
+      const double weight = std::exp(logit / std::sqrt(static_cast<double>(d)));
+      total += weight;
+      for (std::int64_t i = 0; i < d; ++i) {
+        mean[static_cast<std::size_t>(i)] += weight * v[static_cast<std::size_t>(at + i)];
+      }
+    }
+    for (std::int64_t i = 0; i < d && total > 0.0; ++i) {
+      out[static_cast<std::size_t>(row * d + i)] = mean[static_cast<std::size_t>(i)] / total;
+    }
+  }
+  return out;
+}
+
+TEST_F(Decode, MatchesDefinition) {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    for (const std::int64_t kv_heads : {1, 2, 6}) {
+      for (const std::int64_t head_dim : {1, 15, 32}) {
+        for (const bool with_sink : {false, true}) {
+          const Case c = make(dtype, kv_heads, head_dim);
+          run(stream_, op(c, with_sink));
+          // Logits up to 10 rounded to float32: 1e-6 in their exponentials.
+          EXPECT_CLOSE(c.out, definition(op(c, with_sink)), dtype == DType::f32 ? 2e-6 : 1e-13);
+        }
+      }
+    }
+  }
+}
+
+TEST_F(Decode, EmptySequencesGiveZeroAndUnusedSlotsAreNotRead) {
+  const Case c = make(DType::f32, 2, 8);
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  fill(c.k.rows(2, 3), [&](std::int64_t) { return nan; });
+  fill(c.v.rows(2, 3), [&](std::int64_t) { return nan; });
+  for (const bool with_sink : {false, true}) {
+    run(stream_, op(c, with_sink));
+    EXPECT_SAME_BITS(c.out.rows(2, 3), zeros(DType::f32, {1, 6, 8}));
+  }
+}
+
+TEST_F(Decode, HugeLogitsAndSinksStayFinite) {
+  const Case c = make(DType::f32, 2, 8);
+  fill_normal(c.q, 1, 1e4);
+  fill(c.sink, [](std::int64_t head) { return head % 2 == 0 ? 1e5 : -1e5; });
+  run(stream_, op(c, true));
+  for (const double value : to_doubles(c.out)) {
+    EXPECT_TRUE(std::isfinite(value));
+  }
+}
+
+TEST_F(Decode, CacheWriteSetsTheNamedSlotsAndNoOther) {
+  for (const DType dtype : {DType::f32, DType::f64}) {
+    const Tensor cache = normal(dtype, {3, 4, 6}, 1);
+    const Tensor want = copy_as(memory_, dtype, cache);
+    const Tensor rows = normal(dtype, {3, 6}, 2);
+    const std::vector<std::int32_t> slots = {2, -1, 0};
+    run(stream_, CacheWrite{cache, rows, tensor_of<std::int32_t>(memory_, slots)});
+    for (const std::int64_t b : {0, 2}) {
+      const std::int64_t slot = slots[static_cast<std::size_t>(b)];
+      std::memcpy(want.reshape({12, 6}).rows(b * 4 + slot, b * 4 + slot + 1).data,
+                  rows.rows(b, b + 1).data,
+                  6 * size_of(dtype));
+    }
+    EXPECT_SAME_BITS(cache, want);
+  }
+}
+
+TEST_F(Decode, CacheWriteRefusesSlotsOutsideTheCacheAndOtherShapes) {
+  const Tensor cache = normal(DType::f32, {2, 4, 6}, 1);
+  const Tensor rows = normal(DType::f32, {2, 6}, 2);
+  const auto write = [&](const ConstTensorView& from, const std::vector<std::int32_t>& slots) {
+    run(stream_, CacheWrite{cache, from, tensor_of<std::int32_t>(memory_, slots)});
+  };
+  EXPECT_NO_THROW(write(rows, {3, 0}));
+  EXPECT_THROW(write(rows, {4, 0}), Error);
+  EXPECT_THROW(write(rows, {0}), Error);
+  EXPECT_THROW(write(normal(DType::f32, {2, 5}, 2), {0, 0}), Error);
+  EXPECT_THROW(write(normal(DType::f64, {2, 6}, 2), {0, 0}), Error);
+}
+
+TEST_F(Decode, RefusesOverrunCachesAndUnevenHeads) {
+  const Case c = make(DType::f32, 2, 8);
+  c.counts.as<std::int32_t>()[1] = 20;
+  EXPECT_THROW(run(stream_, op(c, false)), Error);
+  c.counts.as<std::int32_t>()[1] = -1;
+  EXPECT_THROW(run(stream_, op(c, false)), Error);
+  EXPECT_THROW(run(stream_, op(make(DType::f32, 4, 8), false)), Error);
+}
+
+}  // namespace
+
+}  // namespace bifocal::test
