@@ -1,0 +1,194 @@
+// A dry run of one row of each stage (distill/align_stage.cpp, distill/logit_stage.cpp).
+#include "plan/memory_forecast.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+#include "plan/dry_model.h"
+
+namespace bifocal {
+
+namespace {
+
+// What a rank holds throughout, and the models over it.
+class DryRun {
+ public:
+  DryRun(const ForecastInputs& inputs, std::int64_t sequence_index)
+      : in_(&inputs),
+        compute_(compute_type(inputs.config)),
+        ranks_(inputs.mesh.data * inputs.mesh.sequence),
+        sequence_index_(sequence_index),
+        student_table_(inputs.student),
+        student_weights_(ledger_, student_table_, student_options()),
+        student_(ledger_, inputs.student, student_weights_, compute_),
+        moments_(ledger_),
+        gradients_(ledger_, student_table_, ranks_, compute_) {
+    if (inputs.teacher != nullptr) {
+      teacher_table_.emplace(*inputs.teacher);
+      teacher_weights_.emplace(ledger_, *teacher_table_, teacher_options());
+      teacher_.emplace(ledger_, *inputs.teacher, *teacher_weights_, compute_);
+    }
+    for (std::int64_t unit = 0; unit <= student_table_.final_unit(); ++unit) {
+      const std::int64_t part = padded_unit_size(student_table_, unit, ranks_) / ranks_;
+      moments_.add(Region::optimizer, compute_, part);
+      moments_.add(Region::optimizer, compute_, part);
+    }
+  }
+
+  const PeakBytes& peak() const { return ledger_.peak(); }
+
+  void align() {
+    DryShard shard = runs_ahead() ? whole_row() : own_shard();
+    const Held rope = student_.rope(shard.tokens());
+    teacher_->forward(
+        shard, teacher_attention(shard), [&](std::int64_t layer) { align_layer(shard, layer); });
+    gradients_.finish();
+  }
+
+  // pretrain is the same without a teacher.
+  void distill() {
+    DryShard shard = own_shard();
+    std::vector<Held> teacher_hidden;
+    if (teacher_) {
+      teacher_hidden = teacher_forward(shard);
+    }
+    const Held hidden = student_.forward_kept(shard, in_->config.memory.recompute == "block");
+    const Held d_hidden = student_.hidden(shard.tokens());
+    loss(shard);
+    if (!teacher_hidden.empty()) {
+      teacher_hidden.pop_back();
+    }
+    student_.backward(shard, gradients_);
+  }
+
+ private:
+  DryWeights::Options student_options() const {
+    return {.region = Region::weights,
+            .ranks = ranks_,
+            .is_resident = in_->config.memory.weights == "replicate",
+            .storage = compute_,
+            .compute = compute_};
+  }
+
+  DryWeights::Options teacher_options() const {
+    return {.region = Region::teacher_weights,
+            .ranks = in_->node_ranks,
+            .is_resident = false,
+            .storage = in_->teacher_storage,
+            .compute = compute_};
+  }
+
+  bool runs_ahead() const { return in_->work == TeacherWork::rows_ahead; }
+
+  DryShard whole_row() { return {ledger_, in_->config.data.row_tokens, 1, 0}; }
+
+  DryShard own_shard() {
+    return {ledger_, in_->config.data.row_tokens, in_->mesh.sequence, sequence_index_};
+  }
+
+  static DryAttention teacher_attention(const DryShard& shard) {
+    return shard.ranks() > 1 ? DryAttention::ulysses : DryAttention::by_tokens;
+  }
+
+  void align_layer(DryShard& shard, std::int64_t layer) {
+    const std::int64_t unit = student_table_.layer_unit(layer);
+    const bool is_last = layer + 1 == in_->student.layers;
+    student_weights_.acquire(unit, is_last ? -1 : student_table_.layer_unit(layer + 1));
+    gradients_.open(unit);
+    const DryBlock& block = student_.block(layer);
+    Held kept(ledger_);
+    Held incoming(ledger_);
+    block.mixer_forward(shard, kept, incoming);
+    Held d_heads(ledger_);
+    d_heads.add(Region::activations, compute_, shard.tokens() * in_->student.attention_width());
+    block.mixer_backward(shard,
+                         in_->config.align_extra.trainable == "mixer" ? DryGradient::projections
+                                                                      : DryGradient::new_tensors);
+    student_weights_.release(unit);
+    gradients_.close(unit);
+  }
+
+  // The slices of hidden states that wait for this rank, the present row's among them.
+  std::vector<Held> teacher_forward(DryShard& shard) {
+    std::vector<Held> slices;
+    if (!runs_ahead()) {
+      slices.push_back(teacher_->forward(shard, teacher_attention(shard), {}));
+      return slices;
+    }
+    DryShard row = whole_row();
+    Held hidden = teacher_->forward(row, DryAttention::by_tokens, {});
+    if (in_->mesh.sequence == 1) {
+      slices.push_back(std::move(hidden));
+      return slices;
+    }
+    for (std::int64_t rank = 0; rank < in_->mesh.sequence; ++rank) {
+      slices.push_back(teacher_->hidden(shard.tokens()));
+    }
+    return slices;
+  }
+
+  void loss(const DryShard& shard) {
+    student_weights_.acquire(student_.head_unit());
+    if (teacher_) {
+      teacher_weights_->acquire(teacher_->head_unit());
+    }
+    const std::int64_t chunk =
+        std::min(in_->config.memory.logit_chunk, std::max<std::int64_t>(1, shard.tokens()));
+    Held logits(ledger_);
+    logits.add(Region::loss, compute_, chunk * in_->student.vocabulary);
+    logits.add(Region::loss, compute_, teacher_ ? chunk * in_->student.vocabulary : 0);
+    gradients_.open(student_.head_unit());
+    if (teacher_) {
+      teacher_weights_->release(teacher_->head_unit());
+    }
+    student_weights_.release(student_.head_unit());
+  }
+
+  Ledger ledger_;
+  const ForecastInputs* in_;
+  DType compute_;
+  std::int64_t ranks_;
+  std::int64_t sequence_index_;
+  ParameterTable student_table_;
+  DryWeights student_weights_;
+  DryDecoder student_;
+  std::optional<ParameterTable> teacher_table_;
+  std::optional<DryWeights> teacher_weights_;
+  std::optional<DryDecoder> teacher_;
+  Held moments_;
+  DryGradients gradients_;
+};
+
+}  // namespace
+
+std::string_view name_of(StageKind stage) {
+  switch (stage) {
+    case StageKind::align:
+      return "align";
+    case StageKind::distill:
+      return "distill";
+    case StageKind::pretrain:
+      return "pretrain";
+  }
+  return "unknown";
+}
+
+DType compute_type(const RunConfig& config) {
+  return config.run.dtype == "float64" ? DType::f64 : DType::f32;
+}
+
+PeakBytes forecast_memory(const ForecastInputs& inputs,
+                          StageKind stage,
+                          std::int64_t sequence_index) {
+  BIFOCAL_ASSERT((inputs.teacher == nullptr) == (stage == StageKind::pretrain));
+  DryRun run(inputs, sequence_index);
+  if (stage == StageKind::align) {
+    run.align();
+  } else {
+    run.distill();
+  }
+  return run.peak();
+}
+
+}  // namespace bifocal

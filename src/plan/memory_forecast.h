@@ -1,0 +1,45 @@
+// Memory of one rank by stage, foretold from the configuration alone.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "config/model_config.h"
+#include "config/run_config.h"
+#include "parallel/mesh.h"
+#include "plan/memory_ledger.h"
+
+namespace bifocal {
+
+enum class StageKind : std::uint8_t { align, distill, pretrain };
+
+std::string_view name_of(StageKind stage);
+
+// How the teacher's work is divided (TeacherPlacement of distill/teacher.h).
+enum class TeacherWork : std::uint8_t {
+  rows_ahead,    // look-ahead: whole rows
+  heads_of_row,  // ulysses
+};
+
+// The compute type that run.dtype names.
+DType compute_type(const RunConfig& config);
+
+struct ForecastInputs {
+  const RunConfig& config;
+  const ModelConfig& student;
+  const ModelConfig* teacher = nullptr;  // none for pretrain
+  MeshCounts mesh{1, 1};                 // resolved
+  std::int64_t node_ranks = 1;           // that share the teacher's weights
+  TeacherWork work = TeacherWork::rows_ahead;
+  DType teacher_storage = DType::f32;  // of the teacher's parts at rest
+};
+
+// What Memory's peaks are after steps of `stage` on a rank with this index in its sequence group,
+// for rows that are one document each: the widest halos. Documents shorter than a window need less.
+// Counted are tensors; not the transport's own buffers, code and libraries, and freed blocks that
+// Memory keeps for reuse.
+PeakBytes forecast_memory(const ForecastInputs& inputs,
+                          StageKind stage,
+                          std::int64_t sequence_index);
+
+}  // namespace bifocal

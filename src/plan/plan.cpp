@@ -1,0 +1,288 @@
+// Decisions, counts and shares.
+#include "plan/plan.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include "core/error.h"
+
+namespace bifocal {
+
+void require_rows_for_ranks(const RunConfig& config, const MeshCounts& mesh) {
+  BIFOCAL_REQUIRE(
+      config.data.rows_per_step % mesh.data == 0,
+      "[train] data.rows_per_step is {}, which {} data ranks cannot share evenly: set a "
+      "multiple of {}, fewer ranks, or a larger mesh.sequence",
+      config.data.rows_per_step,
+      mesh.data,
+      mesh.data);
+  BIFOCAL_REQUIRE(
+      config.data.row_tokens >= mesh.sequence,
+      "[train] rows of {} tokens cannot be cut over {} sequence ranks: set data.row_tokens or "
+      "mesh.sequence",
+      config.data.row_tokens,
+      mesh.sequence);
+}
+
+void require_rows_in_model(const RunConfig& config, const ModelConfig& model) {
+  BIFOCAL_REQUIRE(config.data.row_tokens <= model.max_position,
+                  "[data] data.row_tokens is {}, but the model takes at most {} positions: set "
+                  "data.row_tokens to that or less",
+                  config.data.row_tokens,
+                  model.max_position);
+}
+
+PlacementChoice choose_placement(const RunConfig& config,
+                                 const MeshCounts& mesh,
+                                 const ModelConfig& teacher,
+                                 std::int64_t align_steps) {
+  const std::int64_t ranks = mesh.data * mesh.sequence;
+  const std::int64_t rows = config.data.rows_per_step;
+  const bool is_auto = config.teacher.placement == "auto";
+  const bool align_needs_ulysses = align_steps > 0 && rows % ranks != 0;
+  if (config.teacher.placement == "ulysses" || (is_auto && align_needs_ulysses)) {
+    BIFOCAL_REQUIRE(
+        teacher.kv_heads % mesh.sequence == 0,
+        "[teacher] ulysses placement cuts the {} key-value heads over {} sequence ranks, which "
+        "does not divide: set teacher.placement = \"look-ahead\" with data.rows_per_step a "
+        "multiple of {} ranks, or another mesh.sequence",
+        teacher.kv_heads,
+        mesh.sequence,
+        ranks);
+    PlacementChoice choice{.work = TeacherWork::heads_of_row, .note = {}};
+    if (is_auto) {
+      choice.note = fmt::format(
+          "teacher placement: ulysses, since align's {} rows a step do not divide by {} ranks",
+          rows,
+          ranks);
+    }
+    return choice;
+  }
+  BIFOCAL_REQUIRE(
+      !align_needs_ulysses,
+      "[teacher] look-ahead placement in align gives every rank whole rows: "
+      "data.rows_per_step is {}, wanted a multiple of the {} ranks, or teacher.placement = "
+      "\"ulysses\"",
+      rows,
+      ranks);
+  return {};
+}
+
+bool same_attention(const ModelConfig& a, const ModelConfig& b) {
+  return a.layers == b.layers && a.hidden == b.hidden && a.heads == b.heads &&
+         a.head_dim == b.head_dim;
+}
+
+bool trains(StageKind stage, const RunConfig& config, const Parameter& parameter) {
+  return stage != StageKind::align || parameter.is_new() ||
+         (config.align_extra.trainable == "mixer" && parameter.in_mixer);
+}
+
+StageSteps choose_stages(const RunConfig& config,
+                         const ModelConfig& student,
+                         const ModelConfig& teacher) {
+  BIFOCAL_REQUIRE(student.vocabulary == teacher.vocabulary,
+                  "[train] the student has {} ids, the teacher {}: both must share one vocabulary",
+                  student.vocabulary,
+                  teacher.vocabulary);
+  StageSteps steps{.align = config.align.steps, .distill = config.distill.steps, .note = {}};
+  const ParameterTable table(student);
+  const bool has_work = std::any_of(
+      table.parameters().begin(), table.parameters().end(), [&](const Parameter& parameter) {
+        return trains(StageKind::align, config, parameter);
+      });
+  if (steps.align > 0 && !has_work) {
+    steps.note = "align: skipped, this student has no new tensor to train there";
+    if (config.align_extra.skipped == "distill") {
+      steps.distill += steps.align;
+    }
+    steps.align = 0;
+  }
+  BIFOCAL_REQUIRE(
+      steps.align == 0 || same_attention(student, teacher),
+      "[train] align compares attention heads layer by layer, which a student of another size "
+      "than its teacher does not share: set align.steps = 0");
+  return steps;
+}
+
+namespace {
+
+std::string group_of(const Parameter& parameter) {
+  const auto has = [&](const char* part) { return parameter.name.find(part) != std::string::npos; };
+  if (has("mixer.")) {
+    return has(".sink") ? "sinks" : (has("feature_") ? "features" : "gates");
+  }
+  if (has("embed_tokens")) {
+    return "embedding";
+  }
+  if (has("lm_head")) {
+    return "head";
+  }
+  if (has(".mlp.")) {
+    return "MLP";
+  }
+  return has("norm") ? "norms" : "attention";
+}
+
+std::vector<ParameterGroup> group_parameters(const ParameterTable& table) {
+  std::vector<ParameterGroup> groups;
+  for (const Parameter& parameter : table.parameters()) {
+    const std::string name = group_of(parameter);
+    auto group = std::find_if(
+        groups.begin(), groups.end(), [&](const ParameterGroup& g) { return g.name == name; });
+    if (group == groups.end()) {
+      group = groups.insert(groups.end(), ParameterGroup{.name = name});
+    }
+    (parameter.is_new() ? group->fresh : group->copied) += parameter.size();
+  }
+  return groups;
+}
+
+std::int64_t padded_size(const ParameterTable& table, std::int64_t ranks) {
+  std::int64_t elements = 0;
+  for (std::int64_t unit = 0; unit <= table.final_unit(); ++unit) {
+    elements += padded_unit_size(table, unit, ranks);
+  }
+  return elements;
+}
+
+std::int64_t largest_unit(const ParameterTable& table, std::int64_t ranks) {
+  std::int64_t elements = 0;
+  for (std::int64_t unit = 0; unit <= table.final_unit(); ++unit) {
+    elements = std::max(elements, padded_unit_size(table, unit, ranks));
+  }
+  return elements;
+}
+
+RankShare share_of(const Plan& plan, int rank) {
+  const auto data = static_cast<int>(plan.mesh.data);
+  const auto sequence = static_cast<int>(plan.mesh.sequence);
+  RankShare share{.rank = rank,
+                  .node = rank / plan.ranks_per_node,
+                  .data_index = rank / sequence,
+                  .sequence_index = rank % sequence};
+  share.tokens = shard_range(plan.row_tokens, sequence, share.sequence_index);
+  share.rows = shard_range(plan.rows_per_step, data, share.data_index);
+  share.align_rows = share.rows;
+  share.align_tokens = share.tokens;
+  if (plan.placement.work == TeacherWork::rows_ahead) {
+    share.align_rows = shard_range(plan.rows_per_step, plan.ranks, rank);
+    share.align_tokens = {0, plan.row_tokens};
+  }
+  return share;
+}
+
+// Ranks that between them have the longest shard, the longest halo and the most readers. On a node
+// that the ranks do not fill, fewer ranks share the teacher.
+void forecast_stage(const PlanInputs& inputs, const Plan& plan, PlannedStage& stage) {
+  const int sequence = static_cast<int>(plan.mesh.sequence);
+  const int last_node_ranks = (inputs.ranks - 1) % inputs.ranks_per_node + 1;
+  for (const int rank : {0, 1, sequence / 2, sequence - 1, inputs.ranks - 1}) {
+    if (rank >= inputs.ranks) {
+      continue;
+    }
+    const bool on_last_node = rank + last_node_ranks >= inputs.ranks;
+    const ForecastInputs forecast{
+        .config = inputs.config,
+        .student = inputs.student,
+        .teacher = inputs.teacher ? &*inputs.teacher : nullptr,
+        .mesh = plan.mesh,
+        .node_ranks = on_last_node ? last_node_ranks : inputs.ranks_per_node,
+        .work = plan.placement.work,
+        .teacher_storage = inputs.teacher_storage};
+    const PeakBytes memory = forecast_memory(forecast, stage.kind, rank % sequence);
+    if (memory.total > stage.memory.total) {
+      stage.memory = memory;
+      stage.largest_rank = rank;
+    }
+  }
+}
+
+void require_memory(const RunConfig& config, const PlannedStage& stage) {
+  const double limit = config.memory.limit_gib * 1024.0 * 1024.0 * 1024.0;
+  BIFOCAL_REQUIRE(limit == 0.0 || static_cast<double>(stage.memory.total) <= limit,
+                  "[plan] {} needs {} on rank {}, but memory.limit_gib allows {}: raise it, use "
+                  "more ranks, shorter rows, memory.recompute = \"block\" or memory.weights = "
+                  "\"shard\"",
+                  name_of(stage.kind),
+                  format_bytes(static_cast<double>(stage.memory.total)),
+                  stage.largest_rank,
+                  format_bytes(limit));
+}
+
+std::vector<PlannedStage> list_stages(const PlanInputs& inputs, const StageSteps& steps) {
+  std::vector<PlannedStage> stages;
+  const auto add = [&](StageKind kind, std::int64_t count) {
+    if (count > 0) {
+      stages.push_back({.kind = kind, .steps = count});
+    }
+  };
+  if (inputs.teacher) {
+    add(StageKind::align, steps.align);
+    add(StageKind::distill, steps.distill);
+  } else {
+    add(StageKind::pretrain, inputs.config.pretrain.steps);
+  }
+  return stages;
+}
+
+void require_ranks(const PlanInputs& inputs) {
+  BIFOCAL_REQUIRE(inputs.ranks > 0 && inputs.ranks_per_node > 0,
+                  "[plan] wanted at least one rank and one rank a node, got {} and {}",
+                  inputs.ranks,
+                  inputs.ranks_per_node);
+}
+
+}  // namespace
+
+Plan make_plan(const PlanInputs& inputs) {
+  const RunConfig& config = inputs.config;
+  require_ranks(inputs);
+  Plan plan{.mesh = resolve_mesh({config.mesh.data, config.mesh.sequence}, inputs.ranks),
+            .ranks = inputs.ranks,
+            .ranks_per_node = std::min(inputs.ranks, inputs.ranks_per_node)};
+  require_rows_for_ranks(config, plan.mesh);
+  require_rows_in_model(config, inputs.teacher ? *inputs.teacher : inputs.student);
+  StageSteps steps;
+  if (inputs.teacher) {
+    steps = choose_stages(config, inputs.student, *inputs.teacher);
+    plan.placement = choose_placement(config, plan.mesh, *inputs.teacher, steps.align);
+    plan.stages_note = steps.note;
+  }
+  plan.row_tokens = config.data.row_tokens;
+  plan.rows_per_step = config.data.rows_per_step;
+
+  const ParameterTable table(inputs.student);
+  plan.groups = group_parameters(table);
+  for (const ParameterGroup& group : plan.groups) {
+    plan.copied_parameters += group.copied;
+    plan.new_parameters += group.fresh;
+  }
+  const std::int64_t padded = padded_size(table, plan.ranks);
+  plan.part_elements = padded / plan.ranks;
+  plan.weight_elements = config.memory.weights == "shard" ? plan.part_elements : padded;
+  if (inputs.teacher) {
+    plan.teacher_part_elements =
+        padded_size(ParameterTable(*inputs.teacher), plan.ranks_per_node) / plan.ranks_per_node;
+  }
+  if (plan.ranks > 1) {
+    plan.reduction_bytes =
+        largest_unit(table, plan.ranks) * static_cast<std::int64_t>(size_of(compute_type(config)));
+  }
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    plan.shares.push_back(share_of(plan, rank));
+  }
+  for (PlannedStage& stage : plan.stages = list_stages(inputs, steps)) {
+    stage.tokens = stage.steps * plan.rows_per_step * plan.row_tokens;
+    for (const Parameter& parameter : table.parameters()) {
+      stage.trained += trains(stage.kind, config, parameter) ? parameter.size() : 0;
+    }
+    forecast_stage(inputs, plan, stage);
+    require_memory(config, stage);
+  }
+  return plan;
+}
+
+}  // namespace bifocal

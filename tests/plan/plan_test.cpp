@@ -1,0 +1,138 @@
+// Decisions of a run and the errors of those that cannot work.
+#include "plan/plan.h"
+
+#include <gtest/gtest.h>
+
+#include "core/error.h"
+#include "hf/hf_config.h"
+#include "hf/hf_shapes.h"
+
+namespace bifocal {
+namespace {
+
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+PlanInputs qwen3_4b_run(const std::string& preset, int ranks) {
+  PlanInputs inputs{.ranks = ranks, .ranks_per_node = 8};
+  inputs.teacher = parse_hf_config(testing::qwen3_4b().dump(), "qwen3-4b");
+  inputs.student = *inputs.teacher;
+  inputs.student.mixers = make_mixers(preset, 576, {}, *inputs.teacher);
+  inputs.teacher_storage = DType::bf16;
+  inputs.config.memory.recompute = "block";
+  inputs.config.memory.weights = "shard";
+  return inputs;
+}
+
+std::string error_of(const PlanInputs& inputs) {
+  try {
+    make_plan(inputs);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+TEST(Plan, CountsParametersAsTheTableDoes) {
+  const PlanInputs inputs = qwen3_4b_run("bifocal", 8);
+  const Plan plan = make_plan(inputs);
+  EXPECT_EQ(plan.copied_parameters + plan.new_parameters, ParameterTable(inputs.student).total());
+  EXPECT_EQ(plan.copied_parameters, ParameterTable(*inputs.teacher).total());
+  ASSERT_EQ(plan.stages.size(), 2U);
+  EXPECT_EQ(plan.stages[0].trained, plan.new_parameters);
+  EXPECT_EQ(plan.stages[1].trained, plan.copied_parameters + plan.new_parameters);
+  // The article's 819 M and 3.28 B tokens.
+  EXPECT_EQ(plan.stages[0].tokens, 2500LL * 8 * 40960);
+  EXPECT_EQ(plan.stages[1].tokens, 10000LL * 8 * 40960);
+}
+
+TEST(Plan, SharesCoverEveryTokenOfEveryRowOnce) {
+  for (const int ranks : {1, 2, 3, 6, 8}) {
+    PlanInputs inputs = qwen3_4b_run("bifocal", ranks);
+    inputs.config.mesh = {.data = ranks % 2 == 0 ? 2 : 1, .sequence = 0};
+    inputs.config.data.rows_per_step = 24;
+    const Plan plan = make_plan(inputs);
+    ASSERT_EQ(plan.shares.size(), static_cast<std::size_t>(ranks));
+    std::int64_t distill = 0;
+    std::int64_t align = 0;
+    for (const RankShare& share : plan.shares) {
+      distill += share.rows.size() * share.tokens.size();
+      align += share.align_rows.size() * share.align_tokens.size();
+      EXPECT_EQ(share.rank, share.data_index * plan.mesh.sequence + share.sequence_index);
+    }
+    EXPECT_EQ(distill, 24 * inputs.config.data.row_tokens);
+    EXPECT_EQ(align, 24 * inputs.config.data.row_tokens);
+  }
+}
+
+TEST(Plan, MoreRanksNeedLessMemoryEach) {
+  PlanInputs eight = qwen3_4b_run("bifocal", 8);
+  PlanInputs sixteen = qwen3_4b_run("bifocal", 16);
+  sixteen.config.mesh.sequence = 2;
+  const Plan small = make_plan(sixteen);
+  const Plan large = make_plan(eight);
+  EXPECT_LT(small.stages[1].memory.total, large.stages[1].memory.total);
+  EXPECT_EQ(small.placement.work, TeacherWork::heads_of_row);  // 8 rows for 16 ranks
+  EXPECT_TRUE(contains(small.placement.note, "ulysses"));
+  // Two float32 moments and gradients of 4.05 billion parameters over 8 ranks.
+  EXPECT_NEAR(static_cast<double>(large.stages[1].memory.of(Region::optimizer)) / kGiB, 3.8, 0.1);
+}
+
+TEST(Plan, ASinkTokenStudentSkipsAlign) {
+  PlanInputs inputs = qwen3_4b_run("swa_sink_tokens", 16);
+  inputs.config.mesh.sequence = 2;
+  const Plan dropped = make_plan(inputs);
+  ASSERT_EQ(dropped.stages.size(), 1U);
+  EXPECT_EQ(dropped.stages[0].steps, 10000);
+  EXPECT_FALSE(dropped.stages_note.empty());
+  // Without align nothing keeps the teacher from whole rows.
+  EXPECT_EQ(dropped.placement.work, TeacherWork::rows_ahead);
+  inputs.config.align_extra.skipped = "distill";
+  EXPECT_EQ(make_plan(inputs).stages[0].steps, 12500);
+}
+
+TEST(Plan, PretrainNeedsNoTeacher) {
+  PlanInputs inputs = qwen3_4b_run("bifocal", 8);
+  inputs.teacher.reset();
+  const Plan plan = make_plan(inputs);
+  ASSERT_EQ(plan.stages.size(), 1U);
+  EXPECT_EQ(plan.stages[0].kind, StageKind::pretrain);
+  EXPECT_EQ(plan.stages[0].memory.of(Region::teacher_weights), 0);
+}
+
+TEST(Plan, RefusesWhatCannotRun) {
+  PlanInputs inputs = qwen3_4b_run("bifocal", 5);
+  EXPECT_TRUE(contains(error_of(inputs), "5 data ranks cannot share evenly"));
+
+  inputs = qwen3_4b_run("bifocal", 6);
+  inputs.config.mesh = {.data = 2, .sequence = 2};
+  EXPECT_TRUE(contains(error_of(inputs), "[mesh]"));
+
+  inputs = qwen3_4b_run("bifocal", 3);
+  inputs.config.mesh = {.data = 1, .sequence = 3};  // neither 8 rows nor 8 key-value heads over 3
+  EXPECT_TRUE(contains(error_of(inputs), "8 key-value heads over 3 sequence ranks"));
+  inputs.config.teacher.placement = "look-ahead";
+  EXPECT_TRUE(contains(error_of(inputs), "wanted a multiple of the 3 ranks"));
+
+  inputs = qwen3_4b_run("bifocal", 8);
+  inputs.config.data.row_tokens = 262145;
+  EXPECT_TRUE(contains(error_of(inputs), "at most 262144 positions"));
+
+  inputs = qwen3_4b_run("bifocal", 8);
+  inputs.config.memory.limit_gib = 1.0;
+  EXPECT_TRUE(contains(error_of(inputs), "memory.limit_gib allows 1.00 GiB"));
+
+  inputs = qwen3_4b_run("bifocal", 8);
+  inputs.student.vocabulary -= 1;
+  EXPECT_TRUE(contains(error_of(inputs), "share one vocabulary"));
+
+  inputs = qwen3_4b_run("bifocal", 8);
+  inputs.student.hidden /= 2;
+  EXPECT_TRUE(contains(error_of(inputs), "set align.steps = 0"));
+}
+
+}  // namespace
+}  // namespace bifocal
