@@ -1,0 +1,221 @@
+// Reading, writing and applying WordLevel tokenizers.
+#include "data/word_level_tokenizer.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+#include "core/error.h"
+#include "core/file.h"
+
+namespace bifocal {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The code points of Unicode's property White_Space, in UTF-8.
+constexpr std::string_view kSpaces[] = {" ",
+                                        "\t",
+                                        "\n",
+                                        "\v",
+                                        "\f",
+                                        "\r",
+                                        "\xC2\x85",
+                                        "\xC2\xA0",
+                                        "\xE1\x9A\x80",
+                                        "\xE2\x80\x80",
+                                        "\xE2\x80\x81",
+                                        "\xE2\x80\x82",
+                                        "\xE2\x80\x83",
+                                        "\xE2\x80\x84",
+                                        "\xE2\x80\x85",
+                                        "\xE2\x80\x86",
+                                        "\xE2\x80\x87",
+                                        "\xE2\x80\x88",
+                                        "\xE2\x80\x89",
+                                        "\xE2\x80\x8A",
+                                        "\xE2\x80\xA8",
+                                        "\xE2\x80\xA9",
+                                        "\xE2\x80\xAF",
+                                        "\xE2\x81\x9F",
+                                        "\xE3\x80\x80"};
+
+// Bytes of the white space that `text` begins with; 0 where it begins with another character.
+std::size_t leading_space(std::string_view text) {
+  for (const std::string_view space : kSpaces) {
+    if (text.starts_with(space)) {
+      return space.size();
+    }
+  }
+  return 0;
+}
+
+std::vector<std::string_view> split_words(std::string_view text) {
+  std::vector<std::string_view> words;
+  std::size_t begin = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t space = leading_space(text.substr(at));
+    if (space == 0) {
+      ++at;
+      continue;
+    }
+    if (at > begin) {
+      words.push_back(text.substr(begin, at - begin));
+    }
+    at += space;
+    begin = at;
+  }
+  if (begin < text.size()) {
+    words.push_back(text.substr(begin));
+  }
+  return words;
+}
+
+std::string type_of(const Json& part) {
+  return part.is_object() && part.contains("type") && part["type"].is_string()
+             ? part["type"].get<std::string>()
+             : part.dump();
+}
+
+// What is left out or null changes no ids.
+void require_absent(const Json& json, const char* key, const std::string& file) {
+  const auto found = json.find(key);
+  BIFOCAL_REQUIRE(
+      found == json.end() || found->is_null() || (found->is_array() && found->empty()),
+      "[tokenizer] {}: {} {} is not supported: only plain WordLevel tokenizers are read",
+      file,
+      key,
+      found->is_array() ? "that are not empty" : type_of(*found));
+}
+
+std::vector<std::string> parse_vocabulary(const Json& model, const std::string& file) {
+  BIFOCAL_REQUIRE(model.contains("vocab") && model["vocab"].is_object(),
+                  "[tokenizer] {}: wanted model.vocab, a table of words and ids",
+                  file);
+  const Json& table = model["vocab"];
+  std::vector<std::string> words(table.size());
+  std::vector<bool> is_taken(table.size(), false);
+  for (const auto& [word, value] : table.items()) {
+    const bool fits = value.is_number_unsigned() && value.get<std::uint64_t>() < words.size();
+    BIFOCAL_REQUIRE(fits && !is_taken[value.get<std::size_t>()],
+                    "[tokenizer] {}: word \"{}\" has id {}: {} words need the ids 0 to {}, each "
+                    "once",
+                    file,
+                    word,
+                    value.dump(),
+                    words.size(),
+                    words.size() - 1);
+    const auto id = value.get<std::size_t>();
+    words[id] = word;
+    is_taken[id] = true;
+  }
+  BIFOCAL_REQUIRE(!words.empty(), "[tokenizer] {}: the vocabulary is empty", file);
+  return words;
+}
+
+}  // namespace
+
+WordLevelTokenizer::WordLevelTokenizer(std::vector<std::string> words, const std::string& unknown)
+    : words_(std::move(words)) {
+  for (std::size_t id = 0; id < words_.size(); ++id) {
+    ids_.emplace(words_[id], static_cast<std::int32_t>(id));
+  }
+  unknown_ = find(unknown);
+}
+
+WordLevelTokenizer WordLevelTokenizer::read(const std::filesystem::path& path) {
+  const std::filesystem::path file =
+      std::filesystem::is_directory(path) ? path / "tokenizer.json" : path;
+  const std::string name = file.string();
+  Json json;
+  try {
+    json = Json::parse(read_file(file));
+  } catch (const Json::exception& error) {
+    fail("[tokenizer] {} is not JSON: {}", name, error.what());
+  }
+  BIFOCAL_REQUIRE(json.is_object() && json.contains("model") && json["model"].is_object(),
+                  "[tokenizer] {} is no tokenizer.json: it has no model",
+                  name);
+  const Json& model = json["model"];
+  BIFOCAL_REQUIRE(type_of(model) == "WordLevel",
+                  "[tokenizer] {}: model {} is not supported: wanted WordLevel",
+                  name,
+                  model.contains("type") ? type_of(model) : "without a type");
+  const std::string splitter =
+      json.contains("pre_tokenizer") ? type_of(json["pre_tokenizer"]) : "null";
+  BIFOCAL_REQUIRE(splitter == "WhitespaceSplit",
+                  "[tokenizer] {}: pre_tokenizer {} is not supported: wanted WhitespaceSplit",
+                  name,
+                  splitter);
+  for (const char* key :
+       {"normalizer", "post_processor", "decoder", "added_tokens", "truncation", "padding"}) {
+    require_absent(json, key, name);
+  }
+  const bool has_unknown = model.contains("unk_token") && model["unk_token"].is_string();
+  return {parse_vocabulary(model, name),
+          has_unknown ? model["unk_token"].get<std::string>() : std::string()};
+}
+
+std::optional<std::int32_t> WordLevelTokenizer::find(std::string_view word) const {
+  const auto found = ids_.find(std::string(word));
+  return found == ids_.end() ? std::nullopt : std::optional(found->second);
+}
+
+std::vector<std::int32_t> WordLevelTokenizer::encode(std::string_view text) const {
+  std::vector<std::int32_t> ids;
+  for (const std::string_view word : split_words(text)) {
+    std::optional<std::int32_t> id = find(word);
+    if (!id.has_value()) {
+      id = unknown_;
+    }
+    BIFOCAL_REQUIRE(
+        id.has_value(),
+        "[tokenizer] \"{}\" is no word of the vocabulary, and there is no unknown token",
+        word);
+    ids.push_back(*id);
+  }
+  return ids;
+}
+
+std::string WordLevelTokenizer::decode(std::span<const std::int32_t> ids) const {
+  std::string text;
+  for (const std::int32_t id : ids) {
+    BIFOCAL_REQUIRE(0 <= id && id < vocabulary(),
+                    "[tokenizer] id {} is outside the vocabulary of {}",
+                    id,
+                    vocabulary());
+    text += text.empty() ? "" : " ";
+    text += words_[static_cast<std::size_t>(id)];
+  }
+  return text;
+}
+
+void write_word_level_tokenizer(const std::vector<std::string>& words,
+                                const std::filesystem::path& path) {
+  Json vocabulary = Json::object();
+  for (std::size_t id = 0; id < words.size(); ++id) {
+    BIFOCAL_REQUIRE(split_words(words[id]) == std::vector<std::string_view>{words[id]},
+                    "[tokenizer] word {} (\"{}\") is empty or holds white space",
+                    id,
+                    words[id]);
+    BIFOCAL_REQUIRE(!vocabulary.contains(words[id]),
+                    "[tokenizer] word \"{}\" stands twice in the vocabulary",
+                    words[id]);
+    vocabulary[words[id]] = id;
+  }
+  const Json json{
+      {"version", "1.0"},
+      {"truncation", nullptr},
+      {"padding", nullptr},
+      {"added_tokens", Json::array()},
+      {"normalizer", nullptr},
+      {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
+      {"post_processor", nullptr},
+      {"decoder", nullptr},
+      {"model", {{"type", "WordLevel"}, {"vocab", std::move(vocabulary)}, {"unk_token", nullptr}}}};
+  write_file_atomically(path, json.dump() + "\n");
+}
+
+}  // namespace bifocal
