@@ -1,0 +1,224 @@
+// Saving and loading of checkpoints by all ranks together.
+#include "checkpoint/checkpoint.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <memory>
+
+#include "checkpoint/hdf5_file.h"
+#include "checkpoint/manifest.h"
+#include "checkpoint/step_directory.h"
+#include "core/file.h"
+#include "core/sha256.h"
+#include "parallel/shard.h"
+
+namespace bifocal {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+// Runs `work` on this rank. An error on any rank becomes the same Error on every rank.
+void run_together(Communicator& group, const std::function<void()>& work) {
+  std::string error;
+  try {
+    work();
+  } catch (const std::exception& caught) {
+    error = caught.what();
+    if (error.empty()) {
+      error = "unknown error";
+    }
+  }
+  require_all(group, error);
+}
+
+std::string rank_file_name(int rank) {
+  return fmt::format("rank_{:05}.h5", rank);
+}
+
+// "bytes sha256" of a file, so that it can be gathered.
+std::string fingerprint(const fs::path& path) {
+  return fmt::format("{} {}", fs::file_size(path), sha256_hex_of_file(path));
+}
+
+std::vector<ManifestFile> files_of(const std::vector<std::string>& fingerprints) {
+  std::vector<ManifestFile> files;
+  files.reserve(fingerprints.size());
+  for (const std::string& text : fingerprints) {
+    files.push_back({rank_file_name(static_cast<int>(files.size())),
+                     std::stoll(text),
+                     text.substr(text.find(' ') + 1)});
+  }
+  return files;
+}
+
+void save(const fs::path& directory,
+          const CheckpointInfo& info,
+          const std::vector<ShardedTensor>& tensors,
+          Communicator& group) {
+  const fs::path unfinished = unfinished_path(directory, info.step);
+  const bool leads = group.rank() == 0;
+  std::string description;
+  run_together(group, [&] {
+    BIFOCAL_REQUIRE(info.step >= 0, "[checkpoint] wanted a step of at least 0, got {}", info.step);
+    description = describe(tensors);
+    if (leads) {
+      fs::create_directories(directory);
+      remove_unfinished(directory);
+    }
+  });
+  const std::vector<std::string> descriptions = gather_texts(group, description);
+  Manifest manifest;
+  manifest.info = info;
+  manifest.ranks = group.size();
+  std::string print;
+  run_together(group, [&] {
+    manifest.tensors = join(descriptions);
+    fs::create_directory(unfinished);
+    const fs::path path = unfinished / rank_file_name(group.rank());
+    write_rank_file(path, info.step, group.rank(), tensors);
+    fsync_directory(unfinished);
+    print = fingerprint(path);
+  });
+  manifest.files = files_of(gather_texts(group, print));
+  run_together(group, [&] {
+    if (leads) {
+      write_view_file(unfinished / "checkpoint.h5", manifest);
+      write_file_atomically(unfinished / kManifestName, to_text(manifest));
+      publish_step(directory, info.step);
+    }
+  });
+}
+
+// Where some elements of a wanted tensor come from.
+struct Read {
+  const ShardedTensor* tensor = nullptr;
+  std::int64_t part_begin = 0;
+  ShardRange range;
+};
+
+// What to read from each file of the manifest.
+std::map<std::int64_t, std::vector<Read>> plan_reads(const Manifest& manifest,
+                                                     const std::vector<ShardedTensor>& tensors,
+                                                     const fs::path& checkpoint) {
+  std::map<std::string, const ManifestTensor*> saved;
+  for (const ManifestTensor& tensor : manifest.tensors) {
+    saved[tensor.name] = &tensor;
+  }
+  std::map<std::int64_t, std::vector<Read>> reads;
+  for (const ShardedTensor& tensor : tensors) {
+    const auto found = saved.find(tensor.name);
+    BIFOCAL_REQUIRE(found != saved.end(),
+                    "[checkpoint] {} holds no tensor {}: it belongs to another model",
+                    checkpoint.string(),
+                    tensor.name);
+    BIFOCAL_REQUIRE(found->second->shape == tensor.global,
+                    "[checkpoint] tensor {}: wanted {}, {} has {}: it belongs to another model",
+                    tensor.name,
+                    to_string(tensor.global),
+                    checkpoint.string(),
+                    to_string(found->second->shape));
+    for (const TensorPart& part : found->second->parts) {
+      const ShardRange range = intersection({part.begin, part.end}, {tensor.begin, tensor.end});
+      if (range.size() > 0) {
+        reads[part.file].push_back({&tensor, part.begin, range});
+      }
+    }
+  }
+  return reads;
+}
+
+void check_file(const fs::path& path, const ManifestFile& wanted) {
+  std::error_code absent;
+  const auto bytes = static_cast<std::int64_t>(fs::file_size(path, absent));
+  BIFOCAL_REQUIRE(!absent,
+                  "[checkpoint] cannot read {}: {}: use another checkpoint",
+                  path.string(),
+                  absent.message());
+  BIFOCAL_REQUIRE(bytes == wanted.bytes,
+                  "[checkpoint] {} is damaged: wanted {} bytes, got {}: use another checkpoint",
+                  path.string(),
+                  wanted.bytes,
+                  bytes);
+  const std::string sha256 = sha256_hex_of_file(path);
+  BIFOCAL_REQUIRE(sha256 == wanted.sha256,
+                  "[checkpoint] {} is damaged: wanted SHA-256 {}, got {}: use another checkpoint",
+                  path.string(),
+                  wanted.sha256,
+                  sha256);
+}
+
+}  // namespace
+
+void save_checkpoint(const fs::path& directory,
+                     const CheckpointInfo& info,
+                     const std::vector<ShardedTensor>& tensors,
+                     std::int64_t keep,
+                     Communicator& group) {
+  try {
+    save(directory, info, tensors, group);
+  } catch (const Error&) {
+    // Every rank comes here. What is left is not a checkpoint, but its space may be what is wanted.
+    if (group.rank() == 0) {
+      std::error_code ignored;
+      fs::remove_all(unfinished_path(directory, info.step), ignored);
+    }
+    throw;
+  }
+  run_together(group, [&] {
+    if (group.rank() == 0) {
+      remove_old_steps(directory, keep, info.step);
+    }
+  });
+}
+
+std::optional<fs::path> latest_checkpoint(const fs::path& directory) {
+  const std::vector<std::int64_t> steps = complete_steps(directory);
+  return steps.empty() ? std::nullopt : std::optional(step_path(directory, steps.front()));
+}
+
+CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
+  return read_manifest(checkpoint).info;
+}
+
+void load_checkpoint(const fs::path& checkpoint,
+                     const std::vector<ShardedTensor>& tensors,
+                     Communicator& group) {
+  // One rank reads the manifest, so that all see the same one.
+  std::string text;
+  const fs::path manifest_path = checkpoint / kManifestName;
+  run_together(group, [&] {
+    if (group.rank() == 0) {
+      text = read_file(manifest_path);
+    }
+  });
+  text = broadcast_text(group, text, 0);
+  Manifest manifest;
+  std::map<std::int64_t, std::vector<Read>> reads;
+  run_together(group, [&] {
+    manifest = parse_manifest(text, manifest_path);
+    describe(tensors);
+    reads = plan_reads(manifest, tensors, checkpoint);
+    for (std::size_t file = 0; file < manifest.files.size(); ++file) {
+      if (static_cast<int>(file % static_cast<std::size_t>(group.size())) == group.rank()) {
+        check_file(checkpoint / manifest.files[file].name, manifest.files[file]);
+      }
+    }
+  });
+  run_together(group, [&] {
+    for (const auto& [index, pieces] : reads) {
+      const RankFile file(checkpoint / manifest.files[static_cast<std::size_t>(index)].name);
+      for (const Read& piece : pieces) {
+        const std::int64_t first = piece.tensor->begin;
+        const TensorView flat = piece.tensor->data.reshape({piece.tensor->data.size()});
+        file.read(piece.tensor->name,
+                  piece.part_begin,
+                  piece.range.begin,
+                  flat.rows(piece.range.begin - first, piece.range.end - first));
+      }
+    }
+  });
+}
+
+}  // namespace bifocal

@@ -1,0 +1,42 @@
+// The HDF5 files of a checkpoint: one per rank with flat ranges, and one view of whole tensors.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "core/hdf5_handle.h"
+
+namespace bifocal {
+
+// Writes a rank's ranges: dataset /tensors/<name>/<begin> with attributes shape, begin and end. On
+// return the file is closed and flushed to the disk. Empty ranges are left out.
+void write_rank_file(const std::filesystem::path& path,
+                     std::int64_t step,
+                     int rank,
+                     const std::vector<ShardedTensor>& tensors);
+
+// Writes a file in which dataset /<name> is the whole tensor in its shape, mapped from the rank
+// files that lie beside it. Where one of these is missing its elements read as NaN.
+void write_view_file(const std::filesystem::path& path, const Manifest& manifest);
+
+// A rank's file, open for reading.
+class RankFile {
+ public:
+  explicit RankFile(const std::filesystem::path& path);
+
+  // Fills `target` [n] with elements [begin, begin + n) of the tensor, which lie in the dataset
+  // that starts at element `part_begin`. Converts between float32 and float64.
+  void read(const std::string& name,
+            std::int64_t part_begin,
+            std::int64_t begin,
+            const TensorView& target) const;
+
+ private:
+  Hdf5Handle file_;
+};
+
+}  // namespace bifocal
