@@ -1,0 +1,115 @@
+// Stage 1, layer by layer under the teacher's forward pass.
+#include "distill/align_stage.h"
+
+#include "ops/distill_loss.h"
+
+namespace bifocal {
+
+namespace {
+
+bool trains_in_align(const Parameter& parameter, AlignTrainable trainable) {
+  return parameter.is_new() || (trainable == AlignTrainable::mixer && parameter.in_mixer);
+}
+
+}  // namespace
+
+AlignStage::AlignStage(Context context,
+                       Decoder& student,
+                       Decoder& teacher,
+                       const Mesh& mesh,
+                       TeacherPlacement placement,
+                       AlignTrainable trainable,
+                       StageRows rows)
+    : context_(context),
+      student_(&student),
+      teacher_(&teacher),
+      mesh_(&mesh),
+      placement_(placement),
+      trainable_(trainable),
+      rows_(std::move(rows)),
+      self_(make_self_communicator()) {
+  for (const MixerSettings& settings : student.config().mixers) {
+    mixers_.emplace_back(context, student.config(), settings);
+  }
+}
+
+bool AlignStage::has_work(const ParameterTable& table, AlignTrainable trainable) {
+  for (const Parameter& parameter : table.parameters()) {
+    if (trains_in_align(parameter, trainable)) return true;
+  }
+  return false;
+}
+
+bool AlignStage::trains(const Parameter& parameter) const {
+  return trains_in_align(parameter, trainable_);
+}
+
+void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gradients) {
+  Weights& weights = student_->weights();
+  const ParameterTable& table = weights.table();
+  const std::int64_t layers = student_->config().layers;
+  const Rope rope = make_rope(context_, student_->config(), shard.layout.positions());
+  const auto align_layer = [&](std::int64_t layer, const Block::Observation& seen) {
+    const std::int64_t unit = table.layer_unit(layer);
+    const std::int64_t next = layer + 1 < layers ? table.layer_unit(layer + 1) : -1;
+    const LayerWeights layer_tensors = layer_weights(table, layer, weights.acquire(unit, next));
+    const LayerGradients layer_sums = layer_gradients(table, layer, gradients.open(unit));
+    Mixer& mixer = mixers_[static_cast<std::size_t>(layer)];
+    IncomingState incoming;
+    const MixerInputs in{layer_tensors, shard.layout, rope, seen.input};
+    const MixerKept kept = mixer.forward(in, incoming);
+    const Tensor d_heads =
+        context_.memory.empty(Region::activations, context_.dtype, seen.heads.shape);
+    run(context_.stream,
+        AlignLoss{.d_student = d_heads,
+                  .sums = sums.rows(layer, layer + 1).reshape({2}),
+                  .student = kept.heads(),
+                  .teacher = seen.heads,
+                  .keep = shard.keep});
+    mixer.backward(
+        in,
+        kept,
+        incoming,
+        d_heads,
+        {.gradients = layer_sums, .d_x = {}, .projections = trainable_ == AlignTrainable::mixer});
+    weights.release(unit);
+    gradients.close(unit);
+  };
+  const auto attention =
+      shard.layout.group().size() > 1 ? Block::Attention::ulysses : Block::Attention::by_tokens;
+  teacher_->forward(shard.layout, shard.ids, align_layer, attention);
+}
+
+StepResult AlignStage::run_step(std::int64_t step, Gradients& gradients) {
+  const bool whole_rows = placement_ == TeacherPlacement::look_ahead;
+  Communicator& group = whole_rows ? *self_ : mesh_->sequence();
+  const std::int64_t groups = whole_rows ? mesh_->world().size() : mesh_->data_count();
+  const std::int64_t mine = whole_rows ? mesh_->world().rank() : mesh_->data_index();
+  const std::int64_t each = rows_.per_step / groups;
+  const std::int64_t layers = student_->config().layers;
+  std::vector<double> sums(static_cast<std::size_t>(2 * layers) + 1, 0.0);
+  for (std::int64_t index = 0; index < each; ++index) {
+    const Row row = rows_.of_group(step * each + index, mine, groups);
+    if (group.rank() == 0) sums.back() += count_kept(row).kept;
+    RowShard shard = make_row_shard(context_, row, group);
+    run_row(shard, {sums.data(), DType::f64, {layers, 2}}, gradients);
+  }
+  gradients.finish();
+  mesh_->world().all_reduce_sum({sums.data(), DType::f64, {2 * layers + 1}});
+
+  StepResult result;
+  result.kept = sums.back();
+  const ParameterTable& table = student_->weights().table();
+  result.unit_factors.assign(table.units().size(), 0.0);
+  for (std::int64_t layer = 0; layer < layers; ++layer) {
+    const double error = sums[static_cast<std::size_t>(2 * layer)];
+    const double energy = sums[static_cast<std::size_t>(2 * layer) + 1];
+    const double factor = energy > 0.0 ? 1.0 / energy : 0.0;
+    result.layer_losses.push_back(error * factor);
+    result.loss += error * factor / static_cast<double>(layers);
+    result.unit_factors[static_cast<std::size_t>(table.layer_unit(layer))] = factor;
+  }
+  return result;
+}
+
+}  // namespace bifocal

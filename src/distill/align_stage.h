@@ -1,0 +1,49 @@
+// Stage 1: every student mixer reads the teacher's own activation of its layer and matches its
+// attention heads.
+#pragma once
+
+#include "distill/stage.h"
+
+namespace bifocal {
+
+enum class AlignTrainable : std::uint8_t {
+  new_tensors,  // sink, features, gates
+  mixer         // also q, k, v with norms and biases
+};
+
+// Layers are independent, so with look-ahead placement every rank runs teacher and mixers on whole
+// rows of its own, which needs per_step divisible by all ranks; with ulysses every row is cut over
+// its sequence group.
+class AlignStage : public Stage {
+ public:
+  AlignStage(Context context,
+             Decoder& student,
+             Decoder& teacher,
+             const Mesh& mesh,
+             TeacherPlacement placement,
+             AlignTrainable trainable,
+             StageRows rows);
+
+  StepResult run_step(std::int64_t step, Gradients& gradients) override;
+  bool trains(const Parameter& parameter) const override;
+
+  ClipScope clip_scope() const override { return ClipScope::each_unit; }
+
+  // Whether any parameter of the model trains here: SWA students without a learned sink have none.
+  static bool has_work(const ParameterTable& table, AlignTrainable trainable);
+
+ private:
+  void run_row(RowShard& shard, const TensorView& sums, Gradients& gradients);
+
+  Context context_;
+  Decoder* student_;
+  Decoder* teacher_;
+  const Mesh* mesh_;
+  TeacherPlacement placement_;
+  AlignTrainable trainable_;
+  StageRows rows_;
+  std::unique_ptr<Communicator> self_;
+  std::vector<Mixer> mixers_;
+};
+
+}  // namespace bifocal

@@ -1,0 +1,201 @@
+// Clipping, frozen parameters and refusal of broken gradients. The update itself is
+// tests/ops/adamw_test.cpp's.
+#include "train/optimizer.h"
+
+#include <cmath>
+#include <limits>
+
+#include <gtest/gtest.h>
+
+#include "support/compare.h"
+#include "support/tiny_model.h"
+
+namespace bifocal::test {
+
+namespace {
+
+constexpr double kRate = 0.5;
+
+// A student whose every gradient is set by hand. With beta1 = beta2 = 0 and a large epsilon the
+// first step moves a parameter by rate * g / (|g| + eps) ~ rate * g / eps: linear in the clipped
+// gradient.
+class OptimizerTest : public testing::Test {
+ protected:
+  static constexpr double kEps = 1e9;
+
+  void SetUp() override { set_gradients(1.0); }
+
+  void set_gradients(double value) {
+    gradients_.clear();
+    for (std::int64_t unit = 0; unit < units(); ++unit) {
+      double* elements = gradients_.part(unit).as<double>();
+      for (const ParameterPiece& piece :
+           pieces_in(model_.table(), unit, 0, gradients_.part(unit).size())) {
+        std::fill_n(elements + piece.offset, piece.count, value);
+      }
+    }
+  }
+
+  std::int64_t units() const { return static_cast<std::int64_t>(model_.table().units().size()); }
+
+  double unit_size(std::int64_t unit, bool new_only = false) const {
+    double size = 0.0;
+    for (const Parameter& p : model_.table().parameters()) {
+      if (p.unit == unit && (p.is_new() || !new_only)) size += static_cast<double>(p.size());
+    }
+    return size;
+  }
+
+  Optimizer::Step step() const {
+    return {.trains = [](const Parameter&) { return true; },
+            .rate = [](const Parameter&) { return kRate; },
+            .decays = [](const Parameter&) { return false; },
+            .clip_scope = ClipScope::all_parameters,
+            .clip = 0.0,
+            .unit_factors = std::vector<double>(static_cast<std::size_t>(units()), 1.0),
+            .number = 1};
+  }
+
+  // Largest and smallest move of a unit's parameters, as the gradient that made it.
+  void expect_moves(const NamedValues& before, std::int64_t unit, double gradient) {
+    const NamedValues after = whole_weights(model_.weights());
+    for (const Parameter& p : model_.table().parameters()) {
+      if (p.unit != unit) continue;
+      for (std::size_t i = 0; i < after.at(p.name).size(); ++i) {
+        const double move = (before.at(p.name)[i] - after.at(p.name)[i]) * kEps / kRate;
+        // The parameter, of order one, is stored to 1e-16, a move of 5e-10 therefore to 1e-6.
+        ASSERT_NEAR(move, gradient, 1e-6 + 1e-6 * gradient) << p.name;
+      }
+    }
+  }
+
+  static ModelConfig config() {
+    const ModelConfig teacher = tiny_teacher();
+    return tiny_student(teacher, tiny_students(teacher)[2].mixers);
+  }
+
+  Device device_{DType::f64};
+  std::unique_ptr<Communicator> self_ = make_self_communicator();
+  TinyModel model_{device_.context(), config(), *self_};
+  Gradients gradients_{device_.context(), model_.table(), *self_};
+  Optimizer optimizer_{
+      device_.context(), model_.weights(), {.beta1 = 0.0, .beta2 = 0.0, .eps = kEps, .decay = 0.0}};
+};
+
+TEST_F(OptimizerTest, WithoutClippingTheGradientStands) {
+  const NamedValues before = whole_weights(model_.weights());
+  double size = 0.0;
+  for (std::int64_t unit = 0; unit < units(); ++unit) size += unit_size(unit);
+  EXPECT_NEAR(optimizer_.update(step(), gradients_), std::sqrt(size), 1e-9);
+  for (std::int64_t unit = 0; unit < units(); ++unit) expect_moves(before, unit, 1.0);
+}
+
+TEST_F(OptimizerTest, OneNormClipsAllParametersTogether) {
+  const NamedValues before = whole_weights(model_.weights());
+  Optimizer::Step clipped = step();
+  clipped.clip = 2.0;
+  clipped.unit_factors.back() = 3.0;
+  double squares = 0.0;
+  for (std::int64_t unit = 0; unit < units(); ++unit) {
+    const double factor = clipped.unit_factors[static_cast<std::size_t>(unit)];
+    squares += unit_size(unit) * factor * factor;
+  }
+  EXPECT_NEAR(optimizer_.update(clipped, gradients_), std::sqrt(squares), 1e-9);
+  const double factor = 2.0 / (std::sqrt(squares) + 1e-6);
+  for (std::int64_t unit = 0; unit < units(); ++unit) {
+    expect_moves(before, unit, factor * (unit + 1 == units() ? 3.0 : 1.0));
+  }
+}
+
+TEST_F(OptimizerTest, EachUnitIsClippedByItsOwnNorm) {
+  const NamedValues before = whole_weights(model_.weights());
+  Optimizer::Step clipped = step();
+  clipped.clip = 1.0;
+  clipped.clip_scope = ClipScope::each_unit;
+  // One unit is below the limit and keeps its gradient.
+  clipped.unit_factors[1] = 0.5 / std::sqrt(unit_size(1));
+  optimizer_.update(clipped, gradients_);
+  expect_moves(before, 1, clipped.unit_factors[1]);
+  for (std::int64_t unit = 2; unit < units(); ++unit) {
+    expect_moves(before, unit, 1.0 / (std::sqrt(unit_size(unit)) + 1e-6));
+  }
+}
+
+TEST_F(OptimizerTest, SmallGradientsAreNotScaledUp) {
+  const NamedValues before = whole_weights(model_.weights());
+  set_gradients(1e-3);
+  Optimizer::Step clipped = step();
+  clipped.clip = 100.0;
+  optimizer_.update(clipped, gradients_);
+  expect_moves(before, 0, 1e-3);
+}
+
+TEST_F(OptimizerTest, FrozenParametersKeepTheirBitsAndDoNotCount) {
+  const NamedValues before = whole_weights(model_.weights());
+  Optimizer::Step part = step();
+  part.trains = [](const Parameter& p) { return p.is_new(); };
+  part.decays = [](const Parameter&) { return true; };
+  double size = 0.0;
+  for (std::int64_t unit = 0; unit < units(); ++unit) size += unit_size(unit, true);
+  // What lies in a frozen parameter's gradient must not matter, not even NaN.
+  const Parameter& frozen = model_.table().at("model.layers.1.self_attn.q_proj.weight");
+  gradients_.part(frozen.unit).as<double>()[frozen.offset + 3] =
+      std::numeric_limits<double>::quiet_NaN();
+  EXPECT_NEAR(optimizer_.update(part, gradients_), std::sqrt(size), 1e-9);
+  const NamedValues after = whole_weights(model_.weights());
+  for (const Parameter& p : model_.table().parameters()) {
+    if (p.is_new()) {
+      EXPECT_NE(after.at(p.name), before.at(p.name)) << p.name;
+    } else {
+      EXPECT_EQ(after.at(p.name), before.at(p.name)) << p.name;
+    }
+  }
+}
+
+TEST_F(OptimizerTest, DecayAndRateAreThoseOfTheParameter) {
+  const NamedValues before = whole_weights(model_.weights());
+  Optimizer decaying(device_.context(), model_.weights(), {.decay = 0.1});
+  set_gradients(0.0);
+  Optimizer::Step mixed = step();
+  mixed.decays = [](const Parameter& p) { return p.decays; };
+  mixed.rate = [](const Parameter& p) { return p.is_new() ? 0.0 : kRate; };
+  decaying.update(mixed, gradients_);
+  const NamedValues after = whole_weights(model_.weights());
+  for (const Parameter& p : model_.table().parameters()) {
+    for (std::size_t i = 0; i < after.at(p.name).size(); ++i) {
+      const double kept = p.decays ? 1.0 - kRate * 0.1 : 1.0;
+      ASSERT_NEAR(after.at(p.name)[i], kept * before.at(p.name)[i], 1e-14) << p.name;
+    }
+  }
+}
+
+TEST_F(OptimizerTest, ABrokenGradientThrowsAndChangesNothing) {
+  for (const double broken :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    const NamedValues before = whole_weights(model_.weights());
+    set_gradients(1.0);
+    gradients_.part(units() - 1).as<double>()[0] = broken;
+    EXPECT_THROW(optimizer_.update(step(), gradients_), Error);
+    EXPECT_EQ(whole_weights(model_.weights()), before);
+    for (const ShardedTensor& tensor : optimizer_.checkpoint_tensors()) {
+      if (!tensor.name.starts_with("optimizer.")) continue;
+      for (const double moment : to_doubles(tensor.data)) ASSERT_EQ(moment, 0.0);
+    }
+  }
+}
+
+TEST_F(OptimizerTest, ResetForgetsTheMoments) {
+  optimizer_.update(step(), gradients_);
+  optimizer_.reset();
+  std::size_t tensors = 0;
+  for (const ShardedTensor& tensor : optimizer_.checkpoint_tensors()) {
+    ++tensors;
+    if (!tensor.name.starts_with("optimizer.")) continue;
+    for (const double moment : to_doubles(tensor.data)) ASSERT_EQ(moment, 0.0);
+  }
+  EXPECT_EQ(tensors, 3 * model_.table().parameters().size());
+}
+
+}  // namespace
+
+}  // namespace bifocal::test
