@@ -1,0 +1,37 @@
+// The commands of `bifocal`, one function each, and what main hands to them.
+#pragma once
+
+#include <string_view>
+
+#include "parallel/mpi_communicator.h"
+
+namespace CLI {
+class App;
+}
+
+namespace bifocal {
+
+// Lives in main, longer than the CLI::App, so callbacks may hold a reference to it.
+struct CommandContext {
+  const MpiSession& mpi;
+};
+
+// Throws Error "[command] ..." when the job has more than one rank: for commands that write files
+// and share no work.
+void require_one_rank(const CommandContext& context, std::string_view command);
+
+// Each registers one subcommand whose callback does the work and throws Error. Options that the
+// callback reads must be owned by it (a shared_ptr captured by value). None prints errors or exits.
+void add_plan_command(CLI::App& app, const CommandContext& context);
+void add_synth_command(CLI::App& app, const CommandContext& context);
+void add_tokenize_command(CLI::App& app, const CommandContext& context);
+void add_pretrain_command(CLI::App& app, const CommandContext& context);
+void add_train_command(CLI::App& app, const CommandContext& context);
+void add_evaluate_command(CLI::App& app, const CommandContext& context);
+void add_generate_command(CLI::App& app, const CommandContext& context);
+void add_export_command(CLI::App& app, const CommandContext& context);
+void add_memory_command(CLI::App& app, const CommandContext& context);
+void add_inspect_command(CLI::App& app, const CommandContext& context);
+void add_config_command(CLI::App& app, const CommandContext& context);
+
+}  // namespace bifocal

@@ -1,0 +1,124 @@
+// The program: its commands, and the one place where errors are caught, printed and turned into an
+// exit code (0 done, 1 error, 2 usage).
+#include <array>
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <iostream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <fmt/format.h>
+
+#include "cli/commands.h"
+#include "cli/config_options.h"
+#include "cli/version.h"
+#include "core/error.h"
+
+namespace bifocal {
+
+void require_one_rank(const CommandContext& context, std::string_view command) {
+  const int ranks = context.mpi.world()->size();
+  BIFOCAL_REQUIRE(
+      ranks == 1, "[{}] wanted one rank, got {}: run it without mpirun", command, ranks);
+}
+
+namespace {
+
+constexpr int kExitError = 1;
+constexpr int kExitUsage = 2;
+constexpr std::size_t kHelpColumn = 40;  // where the help of an option begins
+
+void add_commands(CLI::App& app, const CommandContext& context) {
+  add_plan_command(app, context);
+  add_synth_command(app, context);
+  add_tokenize_command(app, context);
+  add_pretrain_command(app, context);
+  add_train_command(app, context);
+  add_evaluate_command(app, context);
+  add_generate_command(app, context);
+  add_export_command(app, context);
+  add_memory_command(app, context);
+  add_inspect_command(app, context);
+  add_config_command(app, context);
+}
+
+// Prints what CLI11 has to say (help, version or a usage error) on rank 0. All ranks parse the same
+// words, so all come here.
+int end_of_parsing(const CLI::App& app, const CLI::ParseError& reason, int rank, char** argv) {
+  std::ostringstream out;
+  std::ostringstream err;
+  const int code = app.exit(reason, out, err);
+  if (rank == 0) {
+    std::cout << out.str() << std::flush;
+    std::cerr << err.str();
+    for (char** word = argv + 1; code != 0 && *word != nullptr; ++word) {
+      const std::string suggestion = suggest_option(*word);
+      std::cerr << suggestion << (suggestion.empty() ? "" : "\n");
+    }
+    std::cerr << std::flush;
+  }
+  return code == 0 ? 0 : kExitUsage;
+}
+
+int run(const MpiSession& mpi, int argc, char** argv) {
+  const CommandContext context{mpi};
+  CLI::App app("Makes long-context students of transformers: a sliding window beside an mLSTM.",
+               "bifocal");
+  app.require_subcommand(1);
+  app.get_formatter()->column_width(kHelpColumn);
+  app.set_version_flag("--version", version_text);
+  add_commands(app, context);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& reason) {
+    return end_of_parsing(app, reason, mpi.world()->rank(), argv);
+  }
+  return 0;
+}
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+// Prints the error and ends the job. Ranks that share one error (require_all) all come here: the
+// others wait a moment for rank 0, whose abort ends them before they repeat its text.
+int end_with_error(const MpiSession* mpi, const char* text) {
+  constexpr std::chrono::milliseconds kRankZeroFirst{500};
+  if (mpi == nullptr || !mpi->active()) {
+    fmt::print(stderr, "bifocal: error: {}\n", text);
+    return kExitError;
+  }
+  const auto world = mpi->world();
+  if (world->rank() != 0) {
+    std::this_thread::sleep_for(kRankZeroFirst);
+  }
+  fmt::print(stderr,
+             "bifocal: error on rank {} of {} (host {}): {}\n",
+             world->rank(),
+             world->size(),
+             host_name(),
+             text);
+  std::fflush(stdout);
+  std::fflush(stderr);
+  mpi->abort(kExitError);
+}
+
+}  // namespace
+
+}  // namespace bifocal
+
+int main(int argc, char** argv) {
+  std::optional<bifocal::MpiSession> mpi;
+  try {
+    mpi.emplace(&argc, &argv);
+    return bifocal::run(*mpi, argc, argv);
+  } catch (const std::exception& error) {
+    return bifocal::end_with_error(mpi ? &*mpi : nullptr, error.what());
+  }
+}

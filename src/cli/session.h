@@ -1,0 +1,101 @@
+// What commands that run models share: a device, models read from Hugging Face directories, and
+// rows of data.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <memory>
+
+#include "config/run_config.h"
+#include "data/row_source.h"
+#include "hf/safetensors.h"
+#include "model/decoder.h"
+
+namespace bifocal {
+
+// Memory and stream of this rank.
+class Session {
+ public:
+  explicit Session(const RunConfig& config);
+
+  Context context() { return {stream_, memory_, dtype_}; }
+
+  Memory& memory() { return memory_; }
+
+ private:
+  DType dtype_;
+  CpuStream cpu_;
+  Stream stream_{&cpu_};
+  Memory memory_;
+};
+
+// A model with its weights.
+class LoadedModel {
+ public:
+  // load fills the weights' parts; the units are shared afterwards. Collective over the group.
+  LoadedModel(Context context,
+              const ModelConfig& config,
+              Communicator& group,
+              const Weights::Options& options,
+              const std::function<void(Weights&)>& load);
+  LoadedModel(LoadedModel&&) = delete;  // parts point at each other
+
+  const ModelConfig& config() const { return config_; }
+
+  const ParameterTable& table() const { return table_; }
+
+  Weights& weights() { return *weights_; }
+
+  Decoder& decoder() { return *decoder_; }
+
+ private:
+  ModelConfig config_;
+  ParameterTable table_;
+  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<Decoder> decoder_;
+};
+
+// Where a model's weights lie.
+struct ModelPlacement {
+  Weights::Placement placement = Weights::Placement::replicated;
+  Region region = Region::weights;
+  // Parts stay in bfloat16 where the checkpoint has nothing else: a frozen model loses nothing by
+  // it.
+  bool frozen = false;
+};
+
+// `config` with weights from a Hugging Face directory, of which each rank reads its own part alone:
+// copied tensors must be there, new ones that are not start at run.student's values. A directory
+// without weights gives random ones from run.seed. Collective.
+LoadedModel load_model(Context context,
+                       const ModelConfig& config,
+                       const std::filesystem::path& directory,
+                       Communicator& group,
+                       const ModelPlacement& placement,
+                       const RunConfig& run);
+
+// A student from `path`: a Hugging Face directory, a checkpoint, or a run directory (its newest
+// checkpoint); empty: the student that the configuration describes, untrained. Collective.
+LoadedModel open_student(Context context,
+                         const RunConfig& run,
+                         const std::string& path,
+                         Communicator& group,
+                         const ModelPlacement& placement);
+
+// The student that a configuration describes: its base directory (student.init, or the teacher's)
+// and its mixers.
+std::filesystem::path student_directory(const RunConfig& config);
+ModelConfig student_config(const RunConfig& config);
+
+// Random weights for a model without any: matrices normal with deviation 0.02, norms one, biases
+// zero.
+void fill_random(const Parameter& parameter,
+                 std::uint64_t seed,
+                 std::int64_t begin,
+                 const TensorView& piece);
+
+// Rows of data.train under the configuration. Throws Error for a row longer than the model's
+// maximum position.
+RowSource open_rows(const RunConfig& config, const ModelConfig& model, Split split);
+
+}  // namespace bifocal

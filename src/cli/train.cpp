@@ -1,0 +1,247 @@
+// `bifocal train` and `bifocal pretrain`: from a configuration to checkpoints.
+#include <filesystem>
+
+#include <CLI/CLI.hpp>
+
+#include "cli/commands.h"
+#include "cli/config_options.h"
+#include "cli/session.h"
+#include "config/read.h"
+#include "core/file.h"
+#include "core/sha256.h"
+#include "distill/align_stage.h"
+#include "distill/logit_stage.h"
+#include "hf/hf_config.h"
+#include "plan/plan.h"
+#include "train/trainer.h"
+
+namespace bifocal {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+MeshCounts counts_of(const Mesh& mesh) {
+  return {.data = mesh.data_count(), .sequence = mesh.sequence_count()};
+}
+
+Recompute recompute_of(const RunConfig& config) {
+  return config.memory.recompute == "block" ? Recompute::block : Recompute::none;
+}
+
+Weights::Placement student_placement(const RunConfig& config) {
+  return config.memory.weights == "shard" ? Weights::Placement::sharded
+                                          : Weights::Placement::replicated;
+}
+
+// What decides whether one run may continue another's checkpoint.
+std::string identity_of(const RunConfig& config, const std::string& model_json) {
+  std::string text = model_json + "\n" + config.teacher.path + "\n" + config.run.dtype;
+  for (const std::string& path : config.data.train) text += "\n" + path;
+  text += fmt::format("\n{} {} {}", config.data.row_tokens, config.data.seed, config.data.keep);
+  return sha256_hex(text);
+}
+
+TrainSetup make_setup(const RunConfig& config, const ModelConfig& student) {
+  BIFOCAL_REQUIRE(!config.run.directory.empty(),
+                  "[train] wanted a run.directory for checkpoints and metrics, got none: set it");
+  const std::string model_json = write_hf_config(student);
+  return {.config = config,
+          .config_text = to_toml(config),
+          .model_config = model_json,
+          .identity = identity_of(config, model_json)};
+}
+
+// The run directory and its resolved configuration, written by rank 0.
+void prepare_directory(const TrainSetup& setup, Communicator& world) {
+  std::string error;
+  if (world.rank() == 0) {
+    try {
+      const fs::path directory = setup.config.run.directory;
+      fs::create_directories(directory / "checkpoints");
+      write_file_atomically(directory / "config.toml", setup.config_text);
+    } catch (const std::exception& failure) {
+      error = failure.what();
+    }
+  }
+  require_all(world, error);
+}
+
+LogitLossOptions logit_options(const RunConfig& config, double ce_share) {
+  return {.temperature = config.distill_extra.temperature,
+          .ce_share = ce_share,
+          .chunk = config.memory.logit_chunk};
+}
+
+StageRows stage_rows(const RowSource& source,
+                     const RunConfig& config,
+                     std::int64_t first,
+                     std::int64_t steps) {
+  return {.row = [&source](std::int64_t position) { return source.row(position); },
+          .first = first,
+          .per_step = config.data.rows_per_step,
+          .steps = steps};
+}
+
+void describe_run(Console& console,
+                  const TrainSetup& setup,
+                  const Mesh& mesh,
+                  const RowSource& rows) {
+  const PackingReport& packing = rows.report();
+  console.print(fmt::format("mesh: {} rank(s) = data {} x sequence {}; {} rows of {} tokens a step",
+                            mesh.world().size(),
+                            mesh.data_count(),
+                            mesh.sequence_count(),
+                            setup.config.data.rows_per_step,
+                            format_count(setup.config.data.row_tokens)));
+  console.print(fmt::format(
+      "data: {} documents, {} tokens in {} rows an epoch, {:.1f} % padding",
+      format_count(packing.documents),
+      format_count(packing.tokens),
+      format_count(packing.rows),
+      100.0 * static_cast<double>(packing.padding) /
+          static_cast<double>(std::max<std::int64_t>(1, packing.tokens + packing.padding))));
+  console.print(fmt::format("configuration: {} (SHA-256 {})",
+                            (fs::path(setup.config.run.directory) / "config.toml").string(),
+                            sha256_hex(setup.config_text).substr(0, 12)));
+}
+
+void train(const RunConfig& config, const MpiSession& mpi) {
+  BIFOCAL_REQUIRE(
+      !config.teacher.path.empty(),
+      "[train] wanted a teacher, got none: set teacher.path to a Hugging Face directory");
+  const Mesh mesh(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence});
+  require_rows_for_ranks(config, counts_of(mesh));
+  const ModelConfig teacher_config = read_hf_config(config.teacher.path);
+  const ModelConfig config_of_student = student_config(config);
+  const StageSteps steps = choose_stages(config, config_of_student, teacher_config);
+  const PlacementChoice choice =
+      choose_placement(config, counts_of(mesh), teacher_config, steps.align);
+  const TeacherPlacement placement = choice.work == TeacherWork::heads_of_row
+                                         ? TeacherPlacement::ulysses
+                                         : TeacherPlacement::look_ahead;
+  const TrainSetup setup = make_setup(config, config_of_student);
+  prepare_directory(setup, mesh.world());
+  const RowSource rows = open_rows(config, teacher_config, Split::train);
+
+  Console console(mesh.world().rank() == 0);
+  describe_run(console, setup, mesh, rows);
+  for (const std::string& note : {choice.note, steps.note}) {
+    if (!note.empty()) console.print(note);
+  }
+
+  Session session(config);
+  const Context context = session.context();
+  LoadedModel teacher = load_model(context,
+                                   teacher_config,
+                                   config.teacher.path,
+                                   mesh.node(),
+                                   {Weights::Placement::sharded, Region::teacher_weights, true},
+                                   config);
+  LoadedModel student = load_model(context,
+                                   config_of_student,
+                                   student_directory(config),
+                                   mesh.world(),
+                                   {student_placement(config), Region::weights, false},
+                                   config);
+
+  const AlignTrainable trainable =
+      config.align_extra.trainable == "mixer" ? AlignTrainable::mixer : AlignTrainable::new_tensors;
+  std::vector<TrainStage> stages;
+  if (steps.align > 0) {
+    stages.push_back({.name = "align",
+                      .schedule = config.align,
+                      .steps = steps.align,
+                      .decays = false,
+                      .make = [&](std::int64_t first) -> std::unique_ptr<Stage> {
+                        return std::make_unique<AlignStage>(
+                            context,
+                            student.decoder(),
+                            teacher.decoder(),
+                            mesh,
+                            placement,
+                            trainable,
+                            stage_rows(rows, config, first, steps.align));
+                      }});
+  }
+  if (steps.distill > 0) {
+    stages.push_back({.name = "distill",
+                      .schedule = config.distill,
+                      .steps = steps.distill,
+                      .new_rate = config.distill_extra.new_rate,
+                      .make = [&](std::int64_t first) -> std::unique_ptr<Stage> {
+                        return std::make_unique<LogitStage>(
+                            context,
+                            student.decoder(),
+                            &teacher.decoder(),
+                            mesh,
+                            placement,
+                            recompute_of(config),
+                            logit_options(config, config.distill_extra.ce_weight),
+                            stage_rows(rows, config, first, steps.distill));
+                      }});
+  }
+  Trainer trainer(context, setup, mesh, student.weights(), std::move(stages));
+  trainer.resume();
+  trainer.run();
+}
+
+void pretrain(const RunConfig& config, const MpiSession& mpi) {
+  BIFOCAL_REQUIRE(
+      !student_directory(config).empty(),
+      "[pretrain] wanted a model, got none: set student.init to a directory with config.json");
+  const Mesh mesh(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence});
+  require_rows_for_ranks(config, counts_of(mesh));
+  const ModelConfig model_config = student_config(config);
+  const TrainSetup setup = make_setup(config, model_config);
+  prepare_directory(setup, mesh.world());
+  const RowSource rows = open_rows(config, model_config, Split::train);
+  Console console(mesh.world().rank() == 0);
+  describe_run(console, setup, mesh, rows);
+
+  Session session(config);
+  const Context context = session.context();
+  LoadedModel model = load_model(context,
+                                 model_config,
+                                 student_directory(config),
+                                 mesh.world(),
+                                 {student_placement(config), Region::weights, false},
+                                 config);
+  std::vector<TrainStage> stages;
+  stages.push_back({.name = "pretrain",
+                    .schedule = config.pretrain,
+                    .steps = config.pretrain.steps,
+                    .make = [&](std::int64_t first) -> std::unique_ptr<Stage> {
+                      return std::make_unique<LogitStage>(
+                          context,
+                          model.decoder(),
+                          nullptr,
+                          mesh,
+                          TeacherPlacement::look_ahead,
+                          recompute_of(config),
+                          logit_options(config, 1.0),
+                          stage_rows(rows, config, first, config.pretrain.steps));
+                    }});
+  Trainer trainer(context, setup, mesh, model.weights(), std::move(stages));
+  trainer.resume();
+  trainer.run();
+}
+
+}  // namespace
+
+void add_train_command(CLI::App& app, const CommandContext& context) {
+  CLI::App* command = app.add_subcommand(
+      "train", "Align and distil a student from its teacher; resumes from its run directory");
+  const std::shared_ptr<ConfigOptions> options = ConfigOptions::add_to(*command);
+  command->callback([options, &context] { train(options->resolve(), context.mpi); });
+}
+
+void add_pretrain_command(CLI::App& app, const CommandContext& context) {
+  CLI::App* command = app.add_subcommand(
+      "pretrain",
+      "Train a model by next-token loss, from student.init (random weights where it has none)");
+  const std::shared_ptr<ConfigOptions> options = ConfigOptions::add_to(*command);
+  command->callback([options, &context] { pretrain(options->resolve(), context.mpi); });
+}
+
+}  // namespace bifocal

@@ -1,0 +1,11 @@
+// What `bifocal --version` prints.
+#pragma once
+
+#include <string>
+
+namespace bifocal {
+
+// Commit, build options, compiler, and versions of the libraries that are linked.
+std::string version_text();
+
+}  // namespace bifocal
