@@ -1,0 +1,50 @@
+#!/usr/bin/env bash
+# Builds and runs every test that needs no GPU, from a bare Debian 12 or Ubuntu 24.04 on.
+#   launch/test.sh           all of them
+#   launch/test.sh --fast    without the slow ones
+#   launch/test.sh --no-setup ...    installs nothing: for machines whose packages others manage
+# Where nvcc is found the CUDA kernels and their tests are built too; BIFOCAL_REQUIRE_CUDA=1 makes
+# its absence an error. CUDA tests need a GPU and are run by: ctest --preset cuda
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root"
+preset=cpu
+setup=1
+for argument in "$@"; do
+  case "$argument" in
+    --fast) preset=cpu-fast ;;
+    --no-setup) setup=0 ;;
+    *)
+      echo "[test] unknown argument $argument: --fast and --no-setup are known" >&2
+      exit 2
+      ;;
+  esac
+done
+
+phase() {
+  local name=$1 begin=$SECONDS
+  shift
+  echo "[test] $name: $*"
+  "$@"
+  echo "[test] $name took $((SECONDS - begin)) s"
+}
+
+if ((setup)); then
+  phase "set-up" launch/setup.sh
+fi
+phase "configure" cmake --preset cpu
+phase "build" cmake --build --preset cpu
+
+if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
+  PATH=$PATH:/usr/local/cuda/bin
+  phase "configure cuda" cmake --preset cuda
+  phase "build cuda" cmake --build --preset cuda --target bifocal_kernels cuda_tests
+elif [[ "${BIFOCAL_REQUIRE_CUDA:-0}" == 1 ]]; then
+  echo "[test] nvcc was not found, and BIFOCAL_REQUIRE_CUDA=1 wants it: put it on PATH" >&2
+  exit 1
+else
+  echo "[test] cuda preset skipped: no nvcc on this machine (the CPU tests do not need it)"
+fi
+
+phase "tests" ctest --preset "$preset" -j "$(nproc)"
