@@ -1,0 +1,97 @@
+// Add, Scale and Cast: one read and one write of each element.
+#include <algorithm>
+
+#include "kernels/cuda_ops.h"
+#include "kernels/launch.cuh"
+#include "ops/elementwise.h"
+
+namespace bifocal {
+namespace {
+
+// Pointers carry no __restrict__: y may be a or b. A thread reads its group whole before it writes.
+template <class T>
+struct AddBody {
+  T* y;
+  const T* a;
+  const T* b;
+
+  template <int N>
+  __device__ void vector(std::int64_t group) const {
+    auto va = load_vector<N>(a, group);
+    const auto vb = load_vector<N>(b, group);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      va.element[i] = store_as<T>(load_float(va.element[i]) + load_float(vb.element[i]));
+    }
+    store_vector<N>(y, group, va);
+  }
+};
+
+template <class T>
+struct ScaleBody {
+  T* x;
+  float factor;
+
+  template <int N>
+  __device__ void vector(std::int64_t group) const {
+    auto v = load_vector<N>(x, group);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      v.element[i] = store_as<T>(load_float(v.element[i]) * factor);
+    }
+    store_vector<N>(x, group, v);
+  }
+};
+
+template <class To, class From>
+struct CastBody {
+  To* y;
+  const From* x;
+
+  template <int N>
+  __device__ void vector(std::int64_t group) const {
+    const auto from = load_vector<N>(x, group);
+    Vector<To, N> to;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      to.element[i] = store_as<To>(load_float(from.element[i]));
+    }
+    store_vector<N>(y, group, to);
+  }
+};
+
+}  // namespace
+
+void run(CudaStream& stream, const Add& op) {
+  require_type("add", "a", op.a, op.y.dtype);
+  require_type("add", "b", op.b, op.y.dtype);
+  dispatch_device("add", op.y.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const AddBody<T> body{op.y.as<T>(), op.a.as<T>(), op.b.as<T>()};
+    const bool aligned = is_aligned(16, body.y, body.a, body.b);
+    launch_flat<kVectorSize<T>>(stream, op.y.size(), aligned, body);
+  });
+}
+
+void run(CudaStream& stream, const Scale& op) {
+  dispatch_device("scale", op.x.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const ScaleBody<T> body{op.x.as<T>(), static_cast<float>(op.factor)};
+    launch_flat<kVectorSize<T>>(stream, op.x.size(), is_aligned(16, body.x), body);
+  });
+}
+
+void run(CudaStream& stream, const Cast& op) {
+  dispatch_device("cast", op.y.dtype, [&](auto to_zero) {
+    dispatch_device("cast", op.x.dtype, [&](auto from_zero) {
+      using To = decltype(to_zero);
+      using From = decltype(from_zero);
+      const CastBody<To, From> body{op.y.as<To>(), op.x.as<From>()};
+      // The wider side sets the group, so that no access is wider than 16 bytes.
+      constexpr int kGroup = std::min(kVectorSize<To>, kVectorSize<From>);
+      launch_flat<kGroup>(stream, op.y.size(), is_aligned(16, body.y, body.x), body);
+    });
+  });
+}
+
+}  // namespace bifocal

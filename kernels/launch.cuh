@@ -1,0 +1,89 @@
+// Launches of kernels and the choice of their element type.
+#pragma once
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/dtype.h"
+#include "kernels/cuda_check.h"
+#include "kernels/cuda_stream.h"
+#include "kernels/vector.cuh"
+
+namespace bifocal {
+
+inline constexpr int kBlockThreads = 256;
+
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) {
+  return (a + b - 1) / b;
+}
+
+inline dim3 grid_of(std::int64_t blocks) {
+  constexpr std::int64_t kMostBlocks = 0x7fffffff;  // of grid.x
+  BIFOCAL_REQUIRE(blocks <= kMostBlocks,
+                  "[cuda] wanted at most {} blocks, got {}: cut the tensor",
+                  kMostBlocks,
+                  blocks);
+  return dim3(static_cast<unsigned>(blocks));
+}
+
+// Calls function(T{}) with T = float or BFloat16; any other type is an error that names `where`.
+template <class Function>
+decltype(auto) dispatch_device(std::string_view where, DType type, Function&& function) {
+  if (type == DType::bf16) {
+    return function(BFloat16{});
+  }
+  BIFOCAL_REQUIRE(type == DType::f32,
+                  "[{}] wanted float32 or bfloat16 tensors, got {}: CUDA computes in these two",
+                  where,
+                  name_of(type));
+  return function(float{});
+}
+
+// Throws unless the tensor's type is the wanted one.
+template <class View>
+void require_type(std::string_view where, std::string_view name, const View& tensor, DType wanted) {
+  BIFOCAL_REQUIRE(tensor.dtype == wanted,
+                  "[{}] {}: wanted {}, got {}",
+                  where,
+                  name,
+                  name_of(wanted),
+                  name_of(tensor.dtype));
+}
+
+// One thread for each group of N elements: body.vector<N>(group); one thread for each of the last
+// size % N: body.vector<1>(element).
+template <int N, class Body>
+__global__ void __launch_bounds__(kBlockThreads) flat_kernel(std::int64_t size, Body body) {
+  const std::int64_t groups = size / N;
+  const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  if (index < groups) {
+    body.template vector<N>(index);
+    return;
+  }
+  if constexpr (N > 1) {
+    const std::int64_t element = groups * N + (index - groups);
+    if (element < size) {
+      body.template vector<1>(element);
+    }
+  }
+}
+
+// Runs an element by element body over `size` elements, N at a time when the pointers allow it.
+template <int N, class Body>
+void launch_flat(CudaStream& stream, std::int64_t size, bool aligned, const Body& body) {
+  if (size == 0) {
+    return;
+  }
+  if (aligned) {
+    const std::int64_t threads = size / N + size % N;
+    flat_kernel<N>
+        <<<grid_of(ceil_div(threads, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(size,
+                                                                                           body);
+  } else {
+    flat_kernel<1>
+        <<<grid_of(ceil_div(size, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(size, body);
+  }
+  BIFOCAL_CUDA(cudaGetLastError());
+}
+
+}  // namespace bifocal

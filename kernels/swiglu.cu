@@ -1,0 +1,92 @@
+// SwiGLU forward and backward: one read of each argument, one write of each result.
+#include "kernels/cuda_ops.h"
+#include "kernels/launch.cuh"
+#include "ops/swiglu.h"
+
+namespace bifocal {
+namespace {
+
+// expf overflows to infinity for x below -88, where 1 / (1 + inf) = 0 is the right limit.
+__device__ inline float sigmoid(float x) {
+  return 1.0F / (1.0F + expf(-x));
+}
+
+template <class T>
+struct SwigluForwardBody {
+  T* y;
+  const T* gate;
+  const T* up;
+
+  template <int N>
+  __device__ void vector(std::int64_t group) const {
+    const auto g = load_vector<N>(gate, group);
+    const auto u = load_vector<N>(up, group);
+    Vector<T, N> out;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float x = load_float(g.element[i]);
+      out.element[i] = store_as<T>(x * sigmoid(x) * load_float(u.element[i]));
+    }
+    store_vector<N>(y, group, out);
+  }
+};
+
+// With s = sigmoid(gate): d_up = d_y gate s; d_gate = d_y up s (1 + gate (1 - s)). Either result
+// may lie over d_y, so a thread reads its group whole before it writes.
+template <class T>
+struct SwigluBackwardBody {
+  T* d_gate;
+  T* d_up;
+  const T* d_y;
+  const T* gate;
+  const T* up;
+
+  template <int N>
+  __device__ void vector(std::int64_t group) const {
+    const auto d = load_vector<N>(d_y, group);
+    const auto g = load_vector<N>(gate, group);
+    const auto u = load_vector<N>(up, group);
+    Vector<T, N> to_gate;
+    Vector<T, N> to_up;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const float x = load_float(g.element[i]);
+      const float d_out = load_float(d.element[i]);
+      const float s = sigmoid(x);
+      to_up.element[i] = store_as<T>(d_out * x * s);
+      to_gate.element[i] =
+          store_as<T>(d_out * load_float(u.element[i]) * s * (1.0F + x * (1.0F - s)));
+    }
+    store_vector<N>(d_gate, group, to_gate);
+    store_vector<N>(d_up, group, to_up);
+  }
+};
+
+}  // namespace
+
+void run(CudaStream& stream, const SwigluForward& op) {
+  require_type("swiglu", "gate", op.gate, op.y.dtype);
+  require_type("swiglu", "up", op.up, op.y.dtype);
+  dispatch_device("swiglu", op.y.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const SwigluForwardBody<T> body{op.y.as<T>(), op.gate.as<T>(), op.up.as<T>()};
+    const bool aligned = is_aligned(16, body.y, body.gate, body.up);
+    launch_flat<kVectorSize<T>>(stream, op.y.size(), aligned, body);
+  });
+}
+
+void run(CudaStream& stream, const SwigluBackward& op) {
+  require_type("swiglu_backward", "d_up", op.d_up, op.d_gate.dtype);
+  require_type("swiglu_backward", "d_y", op.d_y, op.d_gate.dtype);
+  require_type("swiglu_backward", "gate", op.gate, op.d_gate.dtype);
+  require_type("swiglu_backward", "up", op.up, op.d_gate.dtype);
+  dispatch_device("swiglu_backward", op.d_gate.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const SwigluBackwardBody<T> body{
+        op.d_gate.as<T>(), op.d_up.as<T>(), op.d_y.as<T>(), op.gate.as<T>(), op.up.as<T>()};
+    const bool aligned = is_aligned(16, body.d_gate, body.d_up, body.d_y, body.gate, body.up);
+    launch_flat<kVectorSize<T>>(stream, op.d_gate.size(), aligned, body);
+  });
+}
+
+}  // namespace bifocal

@@ -1,0 +1,58 @@
+// Groups of elements that move in one access of up to 16 bytes, and their conversion to float32.
+#pragma once
+
+#include <cstdint>
+
+#include <cuda_bf16.h>
+
+#include "core/dtype.h"
+
+namespace bifocal {
+
+template <class T, int N>
+struct alignas(sizeof(T) * N) Vector {
+  T element[N];
+};
+
+// Elements of T in a 16-byte access.
+template <class T>
+inline constexpr int kVectorSize = 16 / static_cast<int>(sizeof(T));
+
+__device__ inline float load_float(float x) {
+  return x;
+}
+
+__device__ inline float load_float(BFloat16 x) {
+  return __uint_as_float(static_cast<std::uint32_t>(x.bits) << 16);
+}
+
+template <class T>
+__device__ T store_as(float x);
+
+template <>
+__device__ inline float store_as<float>(float x) {
+  return x;
+}
+
+template <>
+__device__ inline BFloat16 store_as<BFloat16>(float x) {
+  return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
+}
+
+template <int N, class T>
+__device__ Vector<T, N> load_vector(const T* base, std::int64_t index) {
+  return reinterpret_cast<const Vector<T, N>*>(base)[index];
+}
+
+template <int N, class T>
+__device__ void store_vector(T* base, std::int64_t index, const Vector<T, N>& value) {
+  reinterpret_cast<Vector<T, N>*>(base)[index] = value;
+}
+
+// Whether pointers lie on multiples of bytes.
+template <class... Pointers>
+bool is_aligned(std::size_t bytes, const Pointers*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % bytes == 0) && ...);
+}
+
+}  // namespace bifocal

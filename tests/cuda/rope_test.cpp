@@ -1,0 +1,74 @@
+// Rotation by position on the device against its CPU op in double.
+#include <cmath>
+
+#include <gtest/gtest.h>
+
+#include "cuda/device_tensor.h"
+#include "kernels/cuda_ops.h"
+
+namespace bifocal {
+namespace {
+
+using test::DeviceTensor;
+using test::on_device;
+using test::stored_normals;
+
+// Head widths whose halves are and are not multiples of a vector; more pairs than threads.
+const Shape kShapes[] = {{1, 1, 2}, {3, 2, 6}, {5, 3, 32}, {7, 4, 64}, {4, 32, 128}, {2, 5, 256}};
+
+struct Angles {
+  Tensor cos, sin;
+};
+
+// Angles of far positions, as float32 stores their cos and sin.
+Angles angles(Memory& memory, std::int64_t tokens, std::int64_t half) {
+  Angles result{memory.empty(Region::activations, DType::f64, {tokens, half}),
+                memory.empty(Region::activations, DType::f64, {tokens, half})};
+  for (std::int64_t i = 0; i < tokens * half; ++i) {
+    const double angle = 40959.0 * static_cast<double>(i + 1) / 7.0;
+    result.cos.as<double>()[i] = test::rounded(DType::f32, std::cos(angle));
+    result.sin.as<double>()[i] = test::rounded(DType::f32, std::sin(angle));
+  }
+  return result;
+}
+
+// |x cos| + |partner sin| for each element of x [tokens, heads, 2 half].
+std::vector<double> magnitudes(const Tensor& x, const Angles& a) {
+  const std::int64_t width = x.shape()[2];
+  const std::int64_t half = width / 2;
+  std::vector<double> result(static_cast<std::size_t>(x.size()));
+  for (std::int64_t i = 0; i < x.size(); ++i) {
+    const std::int64_t column = i % width;
+    const std::int64_t partner = column < half ? i + half : i - half;
+    const std::int64_t angle = i / (width * x.shape()[1]) * half + column % half;
+    result[static_cast<std::size_t>(i)] =
+        std::abs(x.as<double>()[i] * a.cos.as<double>()[angle]) +
+        std::abs(x.as<double>()[partner] * a.sin.as<double>()[angle]);
+  }
+  return result;
+}
+
+TEST(CudaRope, RotationMatchesTheCpuOpBothWays) {
+  CudaStream stream;
+  CpuStream cpu;
+  Memory memory;
+  for (const auto& [stored, shift] : test::device_cases()) {
+    for (const Shape& shape : kShapes) {
+      for (const bool inverse : {false, true}) {
+        const Tensor x = stored_normals(memory, stored, shape, 12);
+        const Angles table = angles(memory, shape[0], shape[2] / 2);
+        const std::vector<double> magnitude = magnitudes(x, table);
+        const DeviceTensor device_x = on_device(x, stored, shift);
+        const DeviceTensor cos = on_device(table.cos, DType::f32, shift);
+        const DeviceTensor sin = on_device(table.sin, DType::f32, shift);
+        run(cpu, RopeRotate{x, table.cos, table.sin, inverse});
+        run(stream, RopeRotate{device_x.view(), cos.view(), sin.view(), inverse});
+        // Two products and their sum.
+        test::expect_close(device_x.download(stream), x, stored, 3, magnitude);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace bifocal
