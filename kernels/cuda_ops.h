@@ -17,7 +17,7 @@ void run(CudaStream&, const SwigluForward&);
 void run(CudaStream&, const SwigluBackward&);
 void run(CudaStream&, const AdamW&);
 void run(CudaStream&, const Add&);
-void run(CudaStream&, const Scale&);
+void run(CudaStream&, const Zero&);
 // Between float32 and bfloat16 in any pairing.
 void run(CudaStream&, const Cast&);
 // cos and sin are float32 for either type of x: rounded to bfloat16 they would cost as much

@@ -1,4 +1,4 @@
-// Add, Scale and Cast: one read and one write of each element.
+// Add, Zero and Cast: one read and one write of each element.
 #include <algorithm>
 
 #include "kernels/cuda_ops.h"
@@ -24,22 +24,6 @@ struct AddBody {
       va.element[i] = store_as<T>(load_float(va.element[i]) + load_float(vb.element[i]));
     }
     store_vector<N>(y, group, va);
-  }
-};
-
-template <class T>
-struct ScaleBody {
-  T* x;
-  float factor;
-
-  template <int N>
-  __device__ void vector(std::int64_t group) const {
-    auto v = load_vector<N>(x, group);
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      v.element[i] = store_as<T>(load_float(v.element[i]) * factor);
-    }
-    store_vector<N>(x, group, v);
   }
 };
 
@@ -73,12 +57,10 @@ void run(CudaStream& stream, const Add& op) {
   });
 }
 
-void run(CudaStream& stream, const Scale& op) {
-  dispatch_device("scale", op.x.dtype, [&](auto zero) {
-    using T = decltype(zero);
-    const ScaleBody<T> body{op.x.as<T>(), static_cast<float>(op.factor)};
-    launch_flat<kVectorSize<T>>(stream, op.x.size(), is_aligned(16, body.x), body);
-  });
+void run(CudaStream& stream, const Zero& op) {
+  if (op.x.size() > 0) {
+    BIFOCAL_CUDA(cudaMemsetAsync(op.x.data, 0, op.x.bytes(), stream.handle()));
+  }
 }
 
 void run(CudaStream& stream, const Cast& op) {

@@ -6,9 +6,10 @@
 namespace bifocal {
 namespace {
 
-// expf overflows to infinity for x below -88, where 1 / (1 + inf) = 0 is the right limit.
+// exp(-|x|) cannot overflow, so that x below -88 still gives exp(x) rather than 1 / inf.
 __device__ inline float sigmoid(float x) {
-  return 1.0F / (1.0F + expf(-x));
+  const float e = expf(-fabsf(x));
+  return (x < 0.0F ? e : 1.0F) / (1.0F + e);
 }
 
 template <class T>

@@ -87,10 +87,6 @@ void Add::check() const {
   require_tensor(kWhere, "y", y, y.dtype, y.shape);
 }
 
-void Scale::check() const {
-  require_tensor(kWhere, "x", x, x.dtype, x.shape);
-}
-
 void Zero::check() const {
   require_tensor(kWhere, "x", x, x.dtype, x.shape);
 }
@@ -110,16 +106,6 @@ void run(CpuStream&, const Add& op) {
       for (std::int64_t i = begin; i < end; ++i) {
         y[i] = a[i] + b[i];
       }
-    });
-  });
-}
-
-void run(CpuStream&, const Scale& op) {
-  dispatch_real(kWhere, op.x.dtype, [&]<class T>(T) {
-    T* x = op.x.as<T>();
-    const T factor = static_cast<T>(op.factor);
-    parallel_elements(op.x.size(), [=](std::int64_t begin, std::int64_t end) {
-      scale_row(x + begin, factor, end - begin);
     });
   });
 }

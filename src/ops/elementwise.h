@@ -14,13 +14,6 @@ struct Add {
   void check() const;
 };
 
-// x *= factor.
-struct Scale {
-  TensorView x;
-  double factor = 1.0;
-  void check() const;
-};
-
 // All bits of x become 0, whatever it held.
 struct Zero {
   TensorView x;
@@ -35,7 +28,6 @@ struct Cast {
 };
 
 void run(CpuStream&, const Add&);
-void run(CpuStream&, const Scale&);
 void run(CpuStream&, const Zero&);
 void run(CpuStream&, const Cast&);
 

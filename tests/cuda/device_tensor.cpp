@@ -118,7 +118,8 @@ void expect_close(const std::vector<double>& got,
   double worst = 0.0;
   std::size_t where = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
-    double bound = roundoffs * kRoundoff * magnitude[i] + 1e-37;  // float32 ends near 1e-38
+    // Below 3e-39 a factor may have underflowed whole, and others made that error larger again.
+    double bound = roundoffs * kRoundoff * magnitude[i] + 1e-35;
     if (stored == DType::bf16) {
       bound = 2.0 * (std::abs(rounded(stored, truth[i]) - truth[i]) + bound);
     }

@@ -1,4 +1,6 @@
 // RMSNorm on the device against its CPU op in double.
+#include <algorithm>
+
 #include <gtest/gtest.h>
 
 #include "cuda/device_tensor.h"

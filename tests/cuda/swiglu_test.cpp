@@ -66,14 +66,14 @@ TEST(CudaSwiglu, BackwardMatchesTheCpuOp) {
           d_gate.view(), d_up.view(), device_d_y.view(), device_gate.view(), device_up.view()};
       run(stream, op);
       // d_gate sums 1 and gate (1 - s), which cancel near gate = -1.28: errors scale with the
-      // terms. s carries 6 roundoffs; the sum and its products double them.
+      // terms. s carries 6 roundoffs, the sum 9, the products 3.
       std::vector<double> magnitude(static_cast<std::size_t>(gate.size()));
       for (std::size_t i = 0; i < magnitude.size(); ++i) {
         const double x = gate.as<double>()[i];
         const double s = 1.0 / (1.0 + std::exp(-x));
         magnitude[i] = std::abs(d_y.as<double>()[i] * up.as<double>()[i]) * s * (1.0 + std::abs(x));
       }
-      test::expect_close(d_gate.download(stream), want_gate, stored, 16, magnitude);
+      test::expect_close(d_gate.download(stream), want_gate, stored, 19, magnitude);
       test::expect_close(d_up.download(stream), want_up, stored, 9);
       run(stream,
           SwigluBackward{device_d_y.view(),
