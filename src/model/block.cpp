@@ -53,7 +53,7 @@ Block::Observation Block::forward(const LayerWeights& weights,
   x = activation(shape);
   run(stream, LinearForward{.y = x, .x = kept.act, .weight = weights.mlp_down});
   run(stream, Add{.y = x, .a = x, .b = kept.middle});
-  return {kept.normed, heads};
+  return {kept.input, kept.normed, heads};
 }
 
 void Block::forget(BlockKept& kept, Recompute recompute) {

@@ -31,8 +31,9 @@ class Block {
 
   // What forward() hands to an observer: stage 1 reads the mixer's input and its heads.
   struct Observation {
-    ConstTensorView input;  // [tokens, D]
-    ConstTensorView heads;  // [tokens, H, d]
+    ConstTensorView residual;  // [tokens, D], what the layer reads
+    ConstTensorView input;     // [tokens, D]
+    ConstTensorView heads;     // [tokens, H, d]
   };
 
   enum class Attention : std::uint8_t { by_tokens, ulysses };

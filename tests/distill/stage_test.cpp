@@ -145,7 +145,9 @@ TEST(Stage, WithoutKeptTokensEverythingIsZero) {
       EXPECT_EQ(result.kl, 0.0);
       EXPECT_EQ(result.ce, 0.0);
       EXPECT_EQ(largest(bench.gradients()), 0.0);
-      for (const double factor : result.unit_factors) EXPECT_TRUE(std::isfinite(factor));
+      for (const double factor : result.unit_factors) {
+        EXPECT_TRUE(std::isfinite(factor));
+      }
     };
     const StageRows rows = some_rows(kAll);
     expect_nothing(bench.distill(rows, {}));
@@ -229,7 +231,9 @@ TEST(Stage, AlignNeedsNoGradientOutsideTheMixers) {
         const bool trains =
             parameter.is_new() || (trainable == AlignTrainable::mixer && parameter.in_mixer);
         if (!trains) {
-          for (const double value : gradients.at(parameter.name)) ASSERT_EQ(value, 0.0);
+          for (const double value : gradients.at(parameter.name)) {
+            ASSERT_EQ(value, 0.0);
+          }
         }
       }
     }
@@ -273,7 +277,9 @@ void expect_finite_differences(Bench& bench, const std::function<double()>& loss
       });
     };
     double slope = 0.0;
-    for (const double value : gradient) slope += std::abs(value);
+    for (const double value : gradient) {
+      slope += std::abs(value);
+    }
     constexpr double kStep = 1e-4;
     const auto at = [&](double offset) {
       move(offset);

@@ -92,19 +92,24 @@ TEST(Generator, SequencesOfABatchAreAsIfAlone) {
   for (const ModelConfig& config : all_models()) {
     Speaker speaker(config);
     std::vector<std::vector<std::int32_t>> sequences;
-    for (std::size_t b = 0; b < lengths.size(); ++b)
+    for (std::size_t b = 0; b < lengths.size(); ++b) {
       sequences.push_back(random_ids(lengths[b], 10 + b));
+    }
     Generator generator = speaker.generator(5);
     for (std::size_t step = 0; step < 40; ++step) {
       std::vector<std::int32_t> ids(5, 0);
       std::vector<std::uint8_t> active(5, 0);
       for (std::size_t b = 0; b < 5; ++b) {
         active[b] = step < sequences[b].size() ? 1 : 0;
-        if (active[b] != 0) ids[b] = sequences[b][step];
+        if (active[b] != 0) {
+          ids[b] = sequences[b][step];
+        }
       }
       generator.feed(ids, active);
       for (std::size_t b = 0; b < 5; ++b) {
-        if (step + 1 != sequences[b].size()) continue;
+        if (step + 1 != sequences[b].size()) {
+          continue;
+        }
         const auto row = static_cast<std::int64_t>(b);
         const auto last = static_cast<std::int64_t>(step);
         // Matrix products of five rows and of one sum alike but for rounding.
@@ -133,7 +138,9 @@ TEST(Generator, ResetForgetsEverything) {
   for (const ModelConfig& config : all_models()) {
     Speaker speaker(config, DType::f32);
     const auto speak = [](Generator& generator) {
-      for (const std::int32_t id : random_ids(30, 5)) generator.feed({id}, {1});
+      for (const std::int32_t id : random_ids(30, 5)) {
+        generator.feed({id}, {1});
+      }
       return to_doubles(generator.logits());
     };
     Generator generator = speaker.generator(1);
@@ -156,7 +163,9 @@ TEST(Generator, MemoryOfABoundedModelDoesNotGrow) {
     generator.feed({1, 2}, {1, 1});
     const std::size_t cache = generator.cache_bytes();
     const std::size_t held = speaker.context().memory.current_bytes(Region::cache);
-    for (int token = 0; token < 100; ++token) generator.feed({3, 4}, {1, 1});
+    for (int token = 0; token < 100; ++token) {
+      generator.feed({3, 4}, {1, 1});
+    }
     EXPECT_EQ(generator.cache_bytes(), cache);
     EXPECT_EQ(speaker.context().memory.current_bytes(Region::cache), held);
   }

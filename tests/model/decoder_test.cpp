@@ -56,8 +56,9 @@ TEST(Decoder, ChangingADocumentMovesNoBitOfAnother) {
       Runner runner(config, dtype);
       const Tensor before = runner.hidden(row);
       Row changed = row;
-      for (std::size_t token = 33; token < 50; ++token)
+      for (std::size_t token = 33; token < 50; ++token) {
         changed.ids[token] = (changed.ids[token] + 7) % 53;
+      }
       const Tensor after = runner.hidden(changed);
       EXPECT_SAME_BITS(after.rows(0, 33), before.rows(0, 33));
       EXPECT_SAME_BITS(after.rows(50, 59), before.rows(50, 59));
@@ -191,7 +192,9 @@ TEST(Decoder, ExtremeGatesGiveNoNan) {
         const bool is_gate =
             parameter.name.find("_gate.") != std::string::npos && parameter.is_new();
         const bool is_sink = parameter.name.ends_with("mixer.sink");
-        if (!is_gate && !is_sink) continue;
+        if (!is_gate && !is_sink) {
+          continue;
+        }
         student.change(parameter.name, [&](double value, std::int64_t) { return extreme * value; });
       }
       const auto rows =
@@ -215,7 +218,9 @@ TEST(Decoder, ExtremeGatesGiveNoNan) {
         Gradients gradients(device.context(), student.table(), mesh.world());
         const StepResult result = stage->run_step(0, gradients);
         EXPECT_TRUE(std::isfinite(result.loss));
-        for (const double sum : gradients.sums_of_squares()) EXPECT_TRUE(std::isfinite(sum));
+        for (const double sum : gradients.sums_of_squares()) {
+          EXPECT_TRUE(std::isfinite(sum));
+        }
       }
     }
   }

@@ -57,8 +57,9 @@ class Ranks {
  public:
   Ranks(const std::vector<std::int64_t>& documents, int count)
       : row_(packed_row(documents, 10, 1)) {
-    for (int rank = 0; rank < count; ++rank)
+    for (int rank = 0; rank < count; ++rank) {
       places_.push_back(std::make_unique<Place>(rank, count));
+    }
     for (const auto& place : places_) {
       layouts_.push_back(std::make_unique<RowLayout>(row_.start, *place, device_.context()));
     }
@@ -123,8 +124,9 @@ class Ranks {
       const std::vector<TokenTransfer>& transfers, std::size_t peer) {
     std::vector<std::vector<std::int64_t>> found;
     for (const TokenTransfer& t : transfers) {
-      if (t.peer == static_cast<int>(peer))
+      if (t.peer == static_cast<int>(peer)) {
         found.push_back({t.local_begin, t.buffer_begin, t.count});
+      }
     }
     return found;
   }
@@ -150,7 +152,9 @@ class Ranks {
     const std::int64_t start = row_.start[static_cast<std::size_t>(token)];
     for (std::int64_t key = start; key <= token; ++key) {
       const bool near = window.window == MixerSettings::kFullWindow || key > token - window.window;
-      if (near || key < start + window.sink_tokens) keys.insert(key);
+      if (near || key < start + window.sink_tokens) {
+        keys.insert(key);
+      }
     }
     return keys;
   }
@@ -166,7 +170,9 @@ const std::vector<std::vector<std::int64_t>> kRows = {
 
 TEST(RowLayout, ShardsCoverTheRowWithPositionsOfTheDocuments) {
   for (const auto& documents : kRows) {
-    for (const int ranks : {1, 2, 3, 4, 7}) Ranks(documents, ranks).expect_shards_cover_the_row();
+    for (const int ranks : {1, 2, 3, 4, 7}) {
+      Ranks(documents, ranks).expect_shards_cover_the_row();
+    }
   }
 }
 

@@ -105,7 +105,9 @@ TEST(WeightsRanks, ShardedUnitsLeaveOnlyPartsBehind) {
   Memory& memory = device.context().memory;
   const std::size_t before = memory.current_bytes(Region::teacher_weights);
   std::int64_t elements = 0;
-  for (const Unit& unit : table.units()) elements += part_size(unit.size, test_world().size());
+  for (const Unit& unit : table.units()) {
+    elements += part_size(unit.size, test_world().size());
+  }
   EXPECT_GE(before, static_cast<std::size_t>(elements) * sizeof(float));
   weights.acquire(1, 2);
   weights.release(1);
@@ -146,7 +148,9 @@ TEST(GradientsRanks, SumOverRanksAndMicroBatches) {
     return static_cast<float>((unit + 1) * (element % 7) * (rank + 1) + batch);
   };
   double rank_sum = 0.0;  // of rank + 1
-  for (int rank = 0; rank < world.size(); ++rank) rank_sum += rank + 1.0;
+  for (int rank = 0; rank < world.size(); ++rank) {
+    rank_sum += rank + 1.0;
+  }
   for (int round = 0; round < 2;
        ++round) {  // the second after clear(): nothing is left of the first
     gradients.clear();

@@ -253,7 +253,9 @@ TEST_F(Distill, ATokenWithoutSuccessorHasNoCrossEntropy) {
     run(stream_, c.op(1.0));
     const std::vector<double> all = to_doubles(c.ce);
     const Tensor d_all = copy_as(memory_, dtype, c.d_student);
-    for (const std::int64_t t : {0, 2, 4}) c.next.as<std::int32_t>()[t] = -1;
+    for (const std::int64_t t : {0, 2, 4}) {
+      c.next.as<std::int32_t>()[t] = -1;
+    }
     run(stream_, c.op(1.0));
     for (std::int64_t t = 0; t < 6; ++t) {
       EXPECT_EQ(c.ce.as<double>()[t], t % 2 == 0 ? 0.0 : all[static_cast<std::size_t>(t)]);

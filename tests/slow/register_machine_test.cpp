@@ -83,7 +83,9 @@ class ShippedModel {
       Row row;
       while (next < all.size()) {
         const RegisterProblem& problem = all[next];
-        if (!row.ids.empty() && row.tokens() + length(problem) > kRowTokens) break;
+        if (!row.ids.empty() && row.tokens() + length(problem) > kRowTokens) {
+          break;
+        }
         row.start.insert(row.start.end(),
                          static_cast<std::size_t>(length(problem)),
                          static_cast<std::int32_t>(row.tokens()));
@@ -179,7 +181,9 @@ void expect_stated_rates(const std::string& name,
     ASSERT_EQ(all.size(), 200U);
     const std::vector<std::vector<std::int32_t>> forced = model.forced(all);
     std::int64_t solved = 0;
-    for (std::size_t i = 0; i < all.size(); ++i) solved += forced[i] == all[i].answer ? 1 : 0;
+    for (std::size_t i = 0; i < all.size(); ++i) {
+      solved += forced[i] == all[i].answer ? 1 : 0;
+    }
     testing::Test::RecordProperty("solved_at_" + std::to_string(steps), std::to_string(solved));
     const std::int64_t stated = stated_solved(name, steps);
     const auto allowed = slack.find(steps);

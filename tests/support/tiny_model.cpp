@@ -15,11 +15,21 @@ constexpr std::uint64_t kRowSeed = 20;
 // Values that exercise every term: norms near one, forget gates that keep a few tokens to hundreds.
 double start_of(const Parameter& parameter, double normal, std::int64_t element) {
   const std::string& name = parameter.name;
-  if (name.find("norm") != std::string::npos) return 1.0 + 0.2 * normal;
-  if (name.ends_with("f_gate.bias")) return 2.0 + normal;
-  if (name.ends_with("o_gate.bias")) return 0.5 * normal;
-  if (name.ends_with(".bias")) return 0.3 * normal;
-  if (name.ends_with("sink")) return normal;
+  if (name.find("norm") != std::string::npos) {
+    return 1.0 + 0.2 * normal;
+  }
+  if (name.ends_with("f_gate.bias")) {
+    return 2.0 + normal;
+  }
+  if (name.ends_with("o_gate.bias")) {
+    return 0.5 * normal;
+  }
+  if (name.ends_with(".bias")) {
+    return 0.3 * normal;
+  }
+  if (name.ends_with("sink")) {
+    return normal;
+  }
   if (parameter.start == Start::identity) {
     const std::int64_t width = parameter.shape[2];
     const bool diagonal = element / width % width == element % width;
@@ -107,7 +117,9 @@ void TinyModel::change(const std::string& name,
                        const std::function<double(double, std::int64_t)>& value) {
   BIFOCAL_ASSERT(table_.contains(name));
   weights_.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    if (parameter.name != name) return;
+    if (parameter.name != name) {
+      return;
+    }
     dispatch_real("tiny_model", piece.dtype, [&]<class T>(T) {
       T* elements = piece.as<T>();
       for (std::int64_t i = 0; i < piece.size(); ++i) {
@@ -168,7 +180,9 @@ NamedValues whole_gradients(const ParameterTable& table,
 double largest(const NamedValues& values) {
   double result = 0.0;
   for (const auto& [name, whole] : values) {
-    for (const double value : whole) result = std::max(result, std::abs(value));
+    for (const double value : whole) {
+      result = std::max(result, std::abs(value));
+    }
   }
   return result;
 }
@@ -210,7 +224,9 @@ Row random_row(std::int64_t position,
     const auto bound = static_cast<std::uint64_t>(is_short ? 4 : tokens);
     lengths.push_back(std::min(left, 1 + draw(bound, 3, documents)));
   }
-  if (padding > 0) lengths.push_back(padding);
+  if (padding > 0) {
+    lengths.push_back(padding);
+  }
   Row row = packed_row(lengths, vocabulary, kRowSeed + 1 + static_cast<std::uint64_t>(position));
   row.padding = padding;
   for (std::int64_t token = 0; token < tokens; ++token) {
@@ -218,7 +234,9 @@ Row random_row(std::int64_t position,
     const bool is_padding = token >= tokens - padding;
     const bool dropped = is_padding || (masked && masked(position, token));
     row.keep[index] = !dropped && draw(5, 4, index) != 0 ? 1 : 0;
-    if (is_padding) row.next[index] = -1;
+    if (is_padding) {
+      row.next[index] = -1;
+    }
   }
   return row;
 }
@@ -232,7 +250,9 @@ StageRows stage_rows(std::function<Row(std::int64_t)> row,
 std::vector<MeshCounts> meshes_of(int ranks) {
   std::vector<MeshCounts> meshes;
   for (std::int64_t sequence = 1; sequence <= ranks; ++sequence) {
-    if (ranks % sequence == 0) meshes.push_back({.data = ranks / sequence, .sequence = sequence});
+    if (ranks % sequence == 0) {
+      meshes.push_back({.data = ranks / sequence, .sequence = sequence});
+    }
   }
   return meshes;
 }

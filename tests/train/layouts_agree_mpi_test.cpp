@@ -145,7 +145,9 @@ void expect_layouts_agree(const Scenario& scenario) {
   const Outcome want = train(scenario, make_self_communicator(), {.data = 1, .sequence = 1});
   for (const MeshCounts& counts : meshes_of(test_world().size())) {
     const bool ulysses = scenario.placement == TeacherPlacement::ulysses;
-    if (ulysses && scenario.teacher.kv_heads % counts.sequence != 0) continue;
+    if (ulysses && scenario.teacher.kv_heads % counts.sequence != 0) {
+      continue;
+    }
     SCOPED_TRACE(fmt::format("mesh {} x {}", counts.data, counts.sequence));
     expect_equal(train(scenario, test_world().split(0), counts), want, scenario.dtype);
   }
@@ -173,7 +175,9 @@ TEST(LayoutsAgree, DistilOfEveryStudentInDouble) {
   for (std::size_t student = 0; student < kStudents; ++student) {
     SCOPED_TRACE(tiny_students(tiny_teacher())[student].name);
     Scenario scenario = scenario_of(Kind::distill, tiny_teacher(), student);
-    if (student == 2) scenario.loss = {.temperature = 2.0, .ce_share = 0.3, .chunk = 16};
+    if (student == 2) {
+      scenario.loss = {.temperature = 2.0, .ce_share = 0.3, .chunk = 16};
+    }
     expect_layouts_agree(scenario);
   }
 }
@@ -200,7 +204,9 @@ TEST(LayoutsAgree, DistilUnderAnUlyssesTeacher) {
 
 TEST(LayoutsAgree, AlignOfEveryStudent) {
   for (std::size_t student = 0; student < kStudents; ++student) {
-    if (student == 1) continue;  // pinned tokens alone: nothing new to train
+    if (student == 1) {
+      continue;
+    }  // pinned tokens alone: nothing new to train
     SCOPED_TRACE(tiny_students(tiny_teacher())[student].name);
     expect_layouts_agree(scenario_of(Kind::align_new, tiny_teacher(), student));
   }
@@ -251,7 +257,9 @@ bool lies_on(const MeshCounts& counts,
 
 TEST(LayoutsAgree, WhereOneRankHasNothingToLearnFrom) {
   const int last = test_world().size() - 1;
-  if (last == 0) return;  // tests/distill has the lone rank
+  if (last == 0) {
+    return;
+  }  // tests/distill has the lone rank
   for (const MeshCounts& counts : meshes_of(test_world().size())) {
     for (const Kind kind : {Kind::distill, Kind::align_new}) {
       Scenario scenario = scenario_of(kind, tiny_teacher(), 2);

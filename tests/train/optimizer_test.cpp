@@ -41,7 +41,9 @@ class OptimizerTest : public testing::Test {
   double unit_size(std::int64_t unit, bool new_only = false) const {
     double size = 0.0;
     for (const Parameter& p : model_.table().parameters()) {
-      if (p.unit == unit && (p.is_new() || !new_only)) size += static_cast<double>(p.size());
+      if (p.unit == unit && (p.is_new() || !new_only)) {
+        size += static_cast<double>(p.size());
+      }
     }
     return size;
   }
@@ -60,7 +62,9 @@ class OptimizerTest : public testing::Test {
   void expect_moves(const NamedValues& before, std::int64_t unit, double gradient) {
     const NamedValues after = whole_weights(model_.weights());
     for (const Parameter& p : model_.table().parameters()) {
-      if (p.unit != unit) continue;
+      if (p.unit != unit) {
+        continue;
+      }
       for (std::size_t i = 0; i < after.at(p.name).size(); ++i) {
         const double move = (before.at(p.name)[i] - after.at(p.name)[i]) * kEps / kRate;
         // The parameter, of order one, is stored to 1e-16, a move of 5e-10 therefore to 1e-6.
@@ -85,9 +89,13 @@ class OptimizerTest : public testing::Test {
 TEST_F(OptimizerTest, WithoutClippingTheGradientStands) {
   const NamedValues before = whole_weights(model_.weights());
   double size = 0.0;
-  for (std::int64_t unit = 0; unit < units(); ++unit) size += unit_size(unit);
+  for (std::int64_t unit = 0; unit < units(); ++unit) {
+    size += unit_size(unit);
+  }
   EXPECT_NEAR(optimizer_.update(step(), gradients_), std::sqrt(size), 1e-9);
-  for (std::int64_t unit = 0; unit < units(); ++unit) expect_moves(before, unit, 1.0);
+  for (std::int64_t unit = 0; unit < units(); ++unit) {
+    expect_moves(before, unit, 1.0);
+  }
 }
 
 TEST_F(OptimizerTest, OneNormClipsAllParametersTogether) {
@@ -136,7 +144,9 @@ TEST_F(OptimizerTest, FrozenParametersKeepTheirBitsAndDoNotCount) {
   part.trains = [](const Parameter& p) { return p.is_new(); };
   part.decays = [](const Parameter&) { return true; };
   double size = 0.0;
-  for (std::int64_t unit = 0; unit < units(); ++unit) size += unit_size(unit, true);
+  for (std::int64_t unit = 0; unit < units(); ++unit) {
+    size += unit_size(unit, true);
+  }
   // What lies in a frozen parameter's gradient must not matter, not even NaN.
   const Parameter& frozen = model_.table().at("model.layers.1.self_attn.q_proj.weight");
   gradients_.part(frozen.unit).as<double>()[frozen.offset + 3] =
@@ -178,8 +188,12 @@ TEST_F(OptimizerTest, ABrokenGradientThrowsAndChangesNothing) {
     EXPECT_THROW(optimizer_.update(step(), gradients_), Error);
     EXPECT_EQ(whole_weights(model_.weights()), before);
     for (const ShardedTensor& tensor : optimizer_.checkpoint_tensors()) {
-      if (!tensor.name.starts_with("optimizer.")) continue;
-      for (const double moment : to_doubles(tensor.data)) ASSERT_EQ(moment, 0.0);
+      if (!tensor.name.starts_with("optimizer.")) {
+        continue;
+      }
+      for (const double moment : to_doubles(tensor.data)) {
+        ASSERT_EQ(moment, 0.0);
+      }
     }
   }
 }
@@ -190,8 +204,12 @@ TEST_F(OptimizerTest, ResetForgetsTheMoments) {
   std::size_t tensors = 0;
   for (const ShardedTensor& tensor : optimizer_.checkpoint_tensors()) {
     ++tensors;
-    if (!tensor.name.starts_with("optimizer.")) continue;
-    for (const double moment : to_doubles(tensor.data)) ASSERT_EQ(moment, 0.0);
+    if (!tensor.name.starts_with("optimizer.")) {
+      continue;
+    }
+    for (const double moment : to_doubles(tensor.data)) {
+      ASSERT_EQ(moment, 0.0);
+    }
   }
   EXPECT_EQ(tensors, 3 * model_.table().parameters().size());
 }

@@ -36,7 +36,9 @@ std::int64_t rows_per_step() {
 class SharedDirectory {
  public:
   SharedDirectory() {
-    if (test_world().rank() == 0) directory_.emplace();
+    if (test_world().rank() == 0) {
+      directory_.emplace();
+    }
     path_ = broadcast_text(test_world(), directory_ ? directory_->path() : "", 0);
   }
 
@@ -161,7 +163,9 @@ fs::path step_of(const fs::path& directory, std::int64_t step) {
 void copy_run(const fs::path& from, const fs::path& to, std::int64_t cut) {
   if (test_world().rank() == 0) {
     fs::copy(from, to, fs::copy_options::recursive | fs::copy_options::copy_symlinks);
-    for (std::int64_t step = cut + 1; step <= kSteps; ++step) fs::remove_all(step_of(to, step));
+    for (std::int64_t step = cut + 1; step <= kSteps; ++step) {
+      fs::remove_all(step_of(to, step));
+    }
   }
   test_world().barrier();
 }
@@ -204,7 +208,9 @@ void expect_same_run(const fs::path& got, const fs::path& want, std::int64_t cut
     EXPECT_EQ(metrics(got).size(), static_cast<std::size_t>(kSteps));
     std::int64_t compared = 0;
     for (std::int64_t step = cut + 1; step <= kSteps; ++step) {
-      if (!fs::exists(step_of(want, step))) continue;
+      if (!fs::exists(step_of(want, step))) {
+        continue;
+      }
       ++compared;
       // Float32 values as doubles: equal where their bits are, signs of zero aside.
       EXPECT_EQ(contents(step_of(got, step)), contents(step_of(want, step))) << "step " << step;
@@ -224,7 +230,9 @@ void expect_continues_from(const std::vector<std::int64_t>& cuts,
                            const RunOptions& options) {
   const SharedDirectory directory;
   const fs::path whole = directory.path() / "whole";
-  if (test_world().rank() == 0) fs::create_directories(whole);
+  if (test_world().rank() == 0) {
+    fs::create_directories(whole);
+  }
   test_world().barrier();
   run(whole, counts, options);
   for (const std::int64_t cut : cuts) {
@@ -255,7 +263,9 @@ TEST(Resume, CheckpointsOnTheWayChangeNothing) {
   const MeshCounts counts{.data = 1, .sequence = 0};
   for (const std::int64_t every : {0, 2}) {
     const fs::path path = directory.path() / std::to_string(every);
-    if (test_world().rank() == 0) fs::create_directories(path);
+    if (test_world().rank() == 0) {
+      fs::create_directories(path);
+    }
     test_world().barrier();
     run(path, counts, {.every = every});
   }
@@ -269,7 +279,9 @@ TEST(Resume, CheckpointsOnTheWayChangeNothing) {
 TEST(Resume, RowsAreConsumedInOrderOverBothStages) {
   const SharedDirectory directory;
   run(directory.path(), {.data = 0, .sequence = 1}, {.every = 1});
-  if (test_world().rank() != 0) return;
+  if (test_world().rank() != 0) {
+    return;
+  }
   const auto lines = metrics(directory.path());
   ASSERT_EQ(lines.size(), static_cast<std::size_t>(kSteps));
   for (std::int64_t step = 0; step < kSteps; ++step) {
@@ -292,7 +304,9 @@ TEST(Resume, AFinishedRunHasNothingLeftToDo) {
   const MeshCounts counts{.data = 0, .sequence = 1};
   run(directory.path(), counts, {});
   std::vector<nlohmann::json> before;
-  if (test_world().rank() == 0) before = metrics(directory.path());
+  if (test_world().rank() == 0) {
+    before = metrics(directory.path());
+  }
   run(directory.path(), counts, {});
   if (test_world().rank() == 0) {
     EXPECT_EQ(metrics(directory.path()), before);
@@ -316,14 +330,18 @@ TEST(Resume, AnotherMeshContinuesWithTheSameLosses) {
   const RunOptions options{.dtype = DType::f64, .every = 3};
   const SharedDirectory directory;
   const fs::path whole = directory.path() / "whole";
-  if (test_world().rank() == 0) fs::create_directories(whole);
+  if (test_world().rank() == 0) {
+    fs::create_directories(whole);
+  }
   test_world().barrier();
   run(whole, meshes.front(), options);
   for (const MeshCounts& counts : meshes) {
     const fs::path parts = directory.path() / fmt::format("{}x{}", counts.data, counts.sequence);
     copy_run(whole, parts, 6);
     run(parts, counts, options);
-    if (test_world().rank() == 0) expect_equal_losses(parts, whole);
+    if (test_world().rank() == 0) {
+      expect_equal_losses(parts, whole);
+    }
     test_world().barrier();
   }
 }
@@ -336,11 +354,15 @@ TEST(Resume, AnotherNumberOfRanksContinuesWithTheSameLosses) {
   const fs::path whole = directory.path() / "whole";
   const fs::path alone = directory.path() / "alone";
   const fs::path parts = directory.path() / "parts";
-  if (test_world().rank() == 0) fs::create_directories(whole);
+  if (test_world().rank() == 0) {
+    fs::create_directories(whole);
+  }
   test_world().barrier();
   run(whole, all, options);
   copy_run(whole, alone, 3);
-  if (test_world().rank() == 0) Process(alone, make_self_communicator(), one, options).run_all();
+  if (test_world().rank() == 0) {
+    Process(alone, make_self_communicator(), one, options).run_all();
+  }
   test_world().barrier();
   copy_run(alone, parts, 6);  // one rank's checkpoint, back to all of them
   run(parts, all, options);
@@ -355,8 +377,9 @@ TEST(Resume, RefusesAnotherModelsCheckpointAndStagesItDoesNotHave) {
   const MeshCounts counts{.data = 1, .sequence = 0};
   run(directory.path(), counts, {.every = 3});
   if (test_world().rank() == 0) {
-    for (std::int64_t step = 4; step <= kSteps; ++step)
+    for (std::int64_t step = 4; step <= kSteps; ++step) {
       fs::remove_all(step_of(directory.path(), step));
+    }
   }
   test_world().barrier();
   const auto resume = [&](const RunOptions& options) {

@@ -60,8 +60,9 @@ TEST(Schedule, HoldsForStagesOfAFewSteps) {
 TEST(Schedule, ARateOfZeroStaysFinite) {
   StageConfig zero = stage("cosine", 0.0);
   zero.rate = 0.0;
-  for (std::int64_t step = 0; step < 4; ++step)
+  for (std::int64_t step = 0; step < 4; ++step) {
     EXPECT_TRUE(std::isfinite(schedule_factor(zero, 4, step)));
+  }
 }
 
 }  // namespace
