@@ -79,7 +79,9 @@ void evaluate(const RunConfig& config, const EvaluateOptions& options, const Mpi
   report["by_position"] = nlohmann::ordered_json::array();
   for (std::size_t bucket = 0; bucket < divergence.by_position.size(); ++bucket) {
     const DivergenceSums& sums = divergence.by_position[bucket];
-    if (sums.tokens == 0.0) continue;
+    if (sums.tokens == 0.0) {
+      continue;
+    }
     console.print(table_line(bucket_name(bucket), sums));
     nlohmann::ordered_json entry{{"position", bucket_name(bucket)}};
     entry.update(to_json(sums));

@@ -70,9 +70,13 @@ std::vector<Prompt> read_prompts(const GenerateCommand& command,
   for (const std::string& text : command.prompts) {
     prompts.push_back({nlohmann::json(std::to_string(prompts.size())), encode(text)});
   }
-  if (command.input.empty()) return prompts;
+  if (command.input.empty()) {
+    return prompts;
+  }
   for_each_json_line(command.input, [&](const nlohmann::json& line) {
-    if (command.limit > 0 && static_cast<std::int64_t>(prompts.size()) >= command.limit) return;
+    if (command.limit > 0 && static_cast<std::int64_t>(prompts.size()) >= command.limit) {
+      return;
+    }
     BIFOCAL_REQUIRE(line.contains("prompt_ids") || line.contains("prompt"),
                     "[generate] wanted prompt_ids or prompt, got neither");
     prompts.push_back(
@@ -99,7 +103,9 @@ void check_ids(const std::vector<Prompt>& prompts, std::int64_t vocabulary) {
 class AnswerSink {
  public:
   explicit AnswerSink(const std::string& path) {
-    if (path.empty()) return;
+    if (path.empty()) {
+      return;
+    }
     file_.open(path, std::ios::trunc);
     BIFOCAL_REQUIRE(file_.good(), "[generate] cannot write {}: check the path of --output", path);
   }
@@ -128,23 +134,33 @@ nlohmann::ordered_json answer_line(const Prompt& prompt,
                               {"prompt_tokens", prompt.ids.size()},
                               {"answer_tokens", answer.ids.size()},
                               {"finish_reason", answer.stopped ? "stop" : "length"}};
-  if (tokenizer) line["answer"] = tokenizer->decode(answer.ids);
+  if (tokenizer) {
+    line["answer"] = tokenizer->decode(answer.ids);
+  }
   return line;
 }
 
 // The model's own end-of-sequence ids, unless --stop-id gives others.
 std::vector<std::int32_t> stop_ids(const GenerateCommand& command, const ModelConfig& model) {
-  if (!command.stop_ids.empty()) return command.stop_ids;
+  if (!command.stop_ids.empty()) {
+    return command.stop_ids;
+  }
   const nlohmann::json config = nlohmann::json::parse(model.source_json);
   const auto eos = config.find("eos_token_id");
-  if (eos == config.end() || eos->is_null()) return {};
-  if (eos->is_array()) return eos->get<std::vector<std::int32_t>>();
+  if (eos == config.end() || eos->is_null()) {
+    return {};
+  }
+  if (eos->is_array()) {
+    return eos->get<std::vector<std::int32_t>>();
+  }
   return {eos->get<std::int32_t>()};
 }
 
 std::int64_t longest(const std::vector<Prompt>& prompts) {
   std::size_t tokens = 0;
-  for (const Prompt& prompt : prompts) tokens = std::max(tokens, prompt.ids.size());
+  for (const Prompt& prompt : prompts) {
+    tokens = std::max(tokens, prompt.ids.size());
+  }
   return static_cast<std::int64_t>(tokens);
 }
 
@@ -172,8 +188,9 @@ void run_generate(const GenerateCommand& command, const RunConfig& run_config) {
   for (std::int64_t first = 0; first < total; first += batch) {
     const std::int64_t last = std::min(total, first + batch);
     std::vector<std::vector<std::int32_t>> ids;
-    for (std::int64_t i = first; i < last; ++i)
+    for (std::int64_t i = first; i < last; ++i) {
       ids.push_back(prompts[static_cast<std::size_t>(i)].ids);
+    }
     const std::vector<GeneratedAnswer> answers = generate(context, generator, ids, first, sampling);
     for (std::size_t i = 0; i < answers.size(); ++i) {
       sink.write(answer_line(prompts[static_cast<std::size_t>(first) + i], answers[i], tokenizer));

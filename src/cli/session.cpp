@@ -41,8 +41,12 @@ StartValues start_values(const RunConfig::Student& student) {
 // The checkpoint that a path means: itself, or the newest of a run directory; none for other
 // directories.
 std::optional<fs::path> find_checkpoint(const fs::path& path) {
-  if (fs::exists(path / "manifest.json")) return path;
-  if (!fs::is_directory(path / "checkpoints")) return std::nullopt;
+  if (fs::exists(path / "manifest.json")) {
+    return path;
+  }
+  if (!fs::is_directory(path / "checkpoints")) {
+    return std::nullopt;
+  }
   std::optional<fs::path> newest = latest_checkpoint(path / "checkpoints");
   BIFOCAL_REQUIRE(newest.has_value(),
                   "[model] {} is a run directory without a complete checkpoint",
@@ -116,7 +120,9 @@ LoadedModel load_model(Context context,
     check_source(*reader, directory);
   }
   Weights::Options options{placement.placement, context.dtype, placement.region};
-  if (placement.frozen && reader && all_bfloat16(*reader, config)) options.storage = DType::bf16;
+  if (placement.frozen && reader && all_bfloat16(*reader, config)) {
+    options.storage = DType::bf16;
+  }
   const auto fill_piece =
       [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
         if (reader && reader->contains(parameter.name)) {
@@ -139,7 +145,9 @@ LoadedModel open_student(Context context,
     return load_model(context, student_config(run), student_directory(run), group, placement, run);
   }
   const std::optional<fs::path> checkpoint = find_checkpoint(path);
-  if (!checkpoint) return load_model(context, read_hf_config(path), path, group, placement, run);
+  if (!checkpoint) {
+    return load_model(context, read_hf_config(path), path, group, placement, run);
+  }
   const CheckpointInfo info = read_checkpoint_info(*checkpoint);
   const ModelConfig config = parse_hf_config(info.model_config, checkpoint->string());
   const Weights::Options options{placement.placement, context.dtype, placement.region};

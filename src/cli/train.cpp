@@ -37,7 +37,9 @@ Weights::Placement student_placement(const RunConfig& config) {
 // What decides whether one run may continue another's checkpoint.
 std::string identity_of(const RunConfig& config, const std::string& model_json) {
   std::string text = model_json + "\n" + config.teacher.path + "\n" + config.run.dtype;
-  for (const std::string& path : config.data.train) text += "\n" + path;
+  for (const std::string& path : config.data.train) {
+    text += "\n" + path;
+  }
   text += fmt::format("\n{} {} {}", config.data.row_tokens, config.data.seed, config.data.keep);
   return sha256_hex(text);
 }
@@ -127,7 +129,9 @@ void train(const RunConfig& config, const MpiSession& mpi) {
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
   for (const std::string& note : {choice.note, steps.note}) {
-    if (!note.empty()) console.print(note);
+    if (!note.empty()) {
+      console.print(note);
+    }
   }
 
   Session session(config);

@@ -30,7 +30,9 @@ float to_float(Float16 x);
 
 inline BFloat16 to_bfloat16(float x) {
   const auto bits = std::bit_cast<std::uint32_t>(x);
-  if (std::isnan(x)) return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};
+  if (std::isnan(x)) {
+    return {static_cast<std::uint16_t>((bits >> 16) | 0x40U)};
+  }
   return {static_cast<std::uint16_t>((bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16)};
 }
 
@@ -117,7 +119,9 @@ inline constexpr DType kDTypeOf = DTypeOf<T>::value;
 // Calls function(T{}) with T = float or double; any other type is an error that names `where`.
 template <class Function>
 decltype(auto) dispatch_real(std::string_view where, DType type, Function&& function) {
-  if (type == DType::f64) return function(double{});
+  if (type == DType::f64) {
+    return function(double{});
+  }
   BIFOCAL_REQUIRE(type == DType::f32,
                   "[{}] wanted float32 or float64 tensors, got {}: the CPU computes in these two",
                   where,

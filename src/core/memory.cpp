@@ -49,7 +49,9 @@ Tensor::Tensor(Tensor&& other) noexcept
 
 Tensor& Tensor::operator=(Tensor&& other) noexcept {
   if (this != &other) {
-    if (memory_ != nullptr) memory_->release(view_.data, capacity_, region_);
+    if (memory_ != nullptr) {
+      memory_->release(view_.data, capacity_, region_);
+    }
     view_ = std::exchange(other.view_, {});
     memory_ = std::exchange(other.memory_, nullptr);
     region_ = other.region_;
@@ -59,7 +61,9 @@ Tensor& Tensor::operator=(Tensor&& other) noexcept {
 }
 
 Tensor::~Tensor() {
-  if (memory_ != nullptr) memory_->release(view_.data, capacity_, region_);
+  if (memory_ != nullptr) {
+    memory_->release(view_.data, capacity_, region_);
+  }
 }
 
 Memory::Memory(std::size_t limit_bytes) : limit_(limit_bytes) {}
@@ -136,7 +140,9 @@ std::size_t Memory::peak_bytes(Region region) const {
 
 void Memory::trim() {
   for (auto& [capacity, blocks] : free_) {
-    for (void* block : blocks) std::free(block);
+    for (void* block : blocks) {
+      std::free(block);
+    }
   }
   free_.clear();
 }

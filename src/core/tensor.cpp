@@ -9,20 +9,26 @@ template <class View>
 View slice(const View& view, std::int64_t begin, std::int64_t end) {
   BIFOCAL_ASSERT(view.shape.rank() > 0 && 0 <= begin && begin <= end && end <= view.shape[0]);
   Shape shape{end - begin};
-  for (int dim = 1; dim < view.shape.rank(); ++dim) shape.append(view.shape[dim]);
+  for (int dim = 1; dim < view.shape.rank(); ++dim) {
+    shape.append(view.shape[dim]);
+  }
   View part = view;
   part.shape = shape;
   const std::size_t offset =
       static_cast<std::size_t>(begin * view.row_size()) * size_of(view.dtype);
   using Byte = std::conditional_t<std::is_same_v<View, TensorView>, char, const char>;
-  if (view.data != nullptr) part.data = static_cast<Byte*>(view.data) + offset;
+  if (view.data != nullptr) {
+    part.data = static_cast<Byte*>(view.data) + offset;
+  }
   return part;
 }
 
 }  // namespace
 
 Shape::Shape(std::initializer_list<std::int64_t> dims) {
-  for (const std::int64_t dim : dims) append(dim);
+  for (const std::int64_t dim : dims) {
+    append(dim);
+  }
 }
 
 void Shape::append(std::int64_t dim) {
@@ -32,14 +38,18 @@ void Shape::append(std::int64_t dim) {
 
 std::int64_t Shape::size() const {
   std::int64_t product = 1;
-  for (int dim = 0; dim < rank_; ++dim) product *= dims_.at(static_cast<std::size_t>(dim));
+  for (int dim = 0; dim < rank_; ++dim) {
+    product *= dims_.at(static_cast<std::size_t>(dim));
+  }
   return product;
 }
 
 std::string to_string(const Shape& shape) {
   std::string text = "[";
   for (int dim = 0; dim < shape.rank(); ++dim) {
-    if (dim > 0) text += ", ";
+    if (dim > 0) {
+      text += ", ";
+    }
     text += std::to_string(shape[dim]);
   }
   return text + "]";

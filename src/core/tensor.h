@@ -105,13 +105,17 @@ void require_tensor(const char* where,
 
 template <class T>
 T* TensorView::as() const {
-  if (dtype != kDTypeOf<T>) fail_dtype(kDTypeOf<T>, dtype);
+  if (dtype != kDTypeOf<T>) {
+    fail_dtype(kDTypeOf<T>, dtype);
+  }
   return static_cast<T*>(data);
 }
 
 template <class T>
 const T* ConstTensorView::as() const {
-  if (dtype != kDTypeOf<T>) fail_dtype(kDTypeOf<T>, dtype);
+  if (dtype != kDTypeOf<T>) {
+    fail_dtype(kDTypeOf<T>, dtype);
+  }
   return static_cast<const T*>(data);
 }
 

@@ -35,7 +35,9 @@ AlignStage::AlignStage(Context context,
 
 bool AlignStage::has_work(const ParameterTable& table, AlignTrainable trainable) {
   for (const Parameter& parameter : table.parameters()) {
-    if (trains_in_align(parameter, trainable)) return true;
+    if (trains_in_align(parameter, trainable)) {
+      return true;
+    }
   }
   return false;
 }
@@ -90,7 +92,9 @@ StepResult AlignStage::run_step(std::int64_t step, Gradients& gradients) {
   std::vector<double> sums(static_cast<std::size_t>(2 * layers) + 1, 0.0);
   for (std::int64_t index = 0; index < each; ++index) {
     const Row row = rows_.of_group(step * each + index, mine, groups);
-    if (group.rank() == 0) sums.back() += count_kept(row).kept;
+    if (group.rank() == 0) {
+      sums.back() += count_kept(row).kept;
+    }
     RowShard shard = make_row_shard(context_, row, group);
     run_row(shard, {sums.data(), DType::f64, {layers, 2}}, gradients);
   }

@@ -12,8 +12,12 @@ namespace bifocal {
 LogitLossWeights logit_loss_weights(const LogitLossOptions& options,
                                     const RowCounts& global_counts) {
   LogitLossWeights weights;
-  if (global_counts.kept > 0.0) weights.kl = (1.0 - options.ce_share) / global_counts.kept;
-  if (global_counts.with_next > 0.0) weights.ce = options.ce_share / global_counts.with_next;
+  if (global_counts.kept > 0.0) {
+    weights.kl = (1.0 - options.ce_share) / global_counts.kept;
+  }
+  if (global_counts.with_next > 0.0) {
+    weights.ce = options.ce_share / global_counts.with_next;
+  }
   return weights;
 }
 
@@ -25,7 +29,9 @@ LogitLossSums LogitLoss::operator()(const RowShard& shard,
                                     Gradients& gradients) const {
   const Head head(context, student.config(), student.weights());
   std::optional<Head> teacher_head;
-  if (teacher != nullptr) teacher_head.emplace(context, teacher->config(), teacher->weights());
+  if (teacher != nullptr) {
+    teacher_head.emplace(context, teacher->config(), teacher->weights());
+  }
   const std::int64_t tokens = hidden.shape[0];
   const std::int64_t vocabulary = student.config().vocabulary;
   const std::int64_t chunk = std::min(options.chunk, std::max<std::int64_t>(tokens, 1));
@@ -70,9 +76,13 @@ LogitLossSums LogitLoss::operator()(const RowShard& shard,
     run(context.stream, op);
     for (std::int64_t row = 0; row < count; ++row) {
       const auto index = static_cast<std::size_t>(row);
-      if (keep[begin + row] == 0) continue;
+      if (keep[begin + row] == 0) {
+        continue;
+      }
       sums.kl += kl[index];
-      if (next[begin + row] >= 0) sums.ce += ce[index];
+      if (next[begin + row] >= 0) {
+        sums.ce += ce[index];
+      }
     }
     head.backward(student_logits, student_hidden, d_hidden.rows(begin, end), gradients);
   }

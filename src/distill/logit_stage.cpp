@@ -40,7 +40,9 @@ StepResult LogitStage::run_step(std::int64_t step, Gradients& gradients) {
   double counts[2] = {0.0, 0.0};
   for (std::int64_t index = 0; index < each; ++index) {
     rows.push_back(rows_.of_group(step * each + index, mesh_->data_index(), mesh_->data_count()));
-    if (mesh_->sequence_index() != 0) continue;
+    if (mesh_->sequence_index() != 0) {
+      continue;
+    }
     const RowCounts row_counts = count_kept(rows.back());
     counts[0] += row_counts.kept;
     counts[1] += row_counts.with_next;
@@ -54,7 +56,9 @@ StepResult LogitStage::run_step(std::int64_t step, Gradients& gradients) {
     RowShard shard =
         make_row_shard(context_, rows[static_cast<std::size_t>(index)], mesh_->sequence());
     Tensor teacher_hidden;
-    if (feed_) teacher_hidden = feed_->hidden(step * each + index, shard);
+    if (feed_) {
+      teacher_hidden = feed_->hidden(step * each + index, shard);
+    }
     DecoderKept kept;
     const Tensor hidden = student_->forward_kept(shard.layout, shard.ids, recompute_, kept);
     const Tensor d_hidden =
@@ -71,8 +75,12 @@ StepResult LogitStage::run_step(std::int64_t step, Gradients& gradients) {
   StepResult result;
   result.kept = counts[0];
   result.loss = weights.kl * sums[0] + weights.ce * sums[1];
-  if (feed_ && counts[0] > 0.0) result.kl = sums[0] / counts[0];
-  if (counts[1] > 0.0) result.ce = sums[1] / counts[1];
+  if (feed_ && counts[0] > 0.0) {
+    result.kl = sums[0] / counts[0];
+  }
+  if (counts[1] > 0.0) {
+    result.ce = sums[1] / counts[1];
+  }
   result.unit_factors.assign(student_->weights().table().units().size(), 1.0);
   return result;
 }

@@ -40,7 +40,9 @@ double DivergenceSums::teacher_perplexity() const {
 DivergenceSums Divergence::all() const {
   DivergenceSums total;
   for (const DivergenceSums& bucket : by_position) {
-    for (const auto field : kFields) total.*field += bucket.*field;
+    for (const auto field : kFields) {
+      total.*field += bucket.*field;
+    }
   }
   return total;
 }
@@ -92,12 +94,16 @@ void Evaluator::add_row(Decoder& student,
     for (std::int64_t i = 0; i < count; ++i) {
       const auto token = static_cast<std::size_t>(begin + i);
       const auto index = static_cast<std::size_t>(i);
-      if (row.keep[token] == 0) continue;
+      if (row.keep[token] == 0) {
+        continue;
+      }
       DivergenceSums& bucket = sums[bucket_of(begin + i - row.start[token])];
       bucket.tokens += 1.0;
       bucket.kl += kl[index];
       bucket.agreements += agree[index];
-      if (row.next[token] < 0) continue;
+      if (row.next[token] < 0) {
+        continue;
+      }
       bucket.predicted += 1.0;
       bucket.student_ce += student_ce[index];
       bucket.teacher_ce += teacher_ce[index];
@@ -116,14 +122,20 @@ Divergence Evaluator::divergence(Decoder& student,
   }
   std::vector<double> flat;
   for (const DivergenceSums& bucket : sums) {
-    for (const auto field : kFields) flat.push_back(bucket.*field);
+    for (const auto field : kFields) {
+      flat.push_back(bucket.*field);
+    }
   }
   world_->all_reduce_sum({flat.data(), DType::f64, {static_cast<std::int64_t>(flat.size())}});
   auto value = flat.begin();
   for (DivergenceSums& bucket : sums) {
-    for (const auto field : kFields) bucket.*field = *value++;
+    for (const auto field : kFields) {
+      bucket.*field = *value++;
+    }
   }
-  while (!sums.empty() && sums.back().tokens == 0.0) sums.pop_back();
+  while (!sums.empty() && sums.back().tokens == 0.0) {
+    sums.pop_back();
+  }
   return {sums};
 }
 
@@ -133,7 +145,9 @@ void Evaluator::add_replacement(Decoder& model,
                                 std::int32_t id,
                                 std::vector<ReachPoint>& points) {
   Row changed = row;
-  if (row.tokens() > 0) changed.ids[static_cast<std::size_t>(replaced)] = id;
+  if (row.tokens() > 0) {
+    changed.ids[static_cast<std::size_t>(replaced)] = id;
+  }
   const auto hidden_of = [&](const Row& which) {
     RowShard shard = make_row_shard(context_, which, *self_);
     return model.forward(shard.layout, shard.ids);
@@ -146,9 +160,13 @@ void Evaluator::add_replacement(Decoder& model,
   const Tensor logits_after = context_.memory.empty(Region::loss, context_.dtype, one);
   for (std::size_t k = 0; k < points.size(); ++k) {
     const std::int64_t token = replaced + points[k].distance;
-    if (token >= row.tokens()) break;
-    if (row.start[static_cast<std::size_t>(token)] != row.start[static_cast<std::size_t>(replaced)])
+    if (token >= row.tokens()) {
       break;
+    }
+    if (row.start[static_cast<std::size_t>(token)] !=
+        row.start[static_cast<std::size_t>(replaced)]) {
+      break;
+    }
     head.logits(before.rows(token, token + 1), logits_before);
     head.logits(after.rows(token, token + 1), logits_after);
     double kl = 0.0;
@@ -166,7 +184,9 @@ std::vector<Evaluator::ReachPoint> Evaluator::reach(Decoder& model,
                                                     std::int64_t replacements,
                                                     std::uint64_t seed) {
   std::vector<ReachPoint> points;
-  for (std::size_t k = 0; k < kBuckets; ++k) points.push_back({.distance = std::int64_t{1} << k});
+  for (std::size_t k = 0; k < kBuckets; ++k) {
+    points.push_back({.distance = std::int64_t{1} << k});
+  }
   const auto vocabulary = static_cast<std::uint64_t>(model.config().vocabulary);
   const std::uint64_t stream = stream_of("evaluate.reach");
   const std::int64_t rounds = (count + world_->size() - 1) / world_->size();
@@ -189,7 +209,9 @@ std::vector<Evaluator::ReachPoint> Evaluator::reach(Decoder& model,
     }
   }
   std::vector<double> flat;
-  for (const ReachPoint& point : points) flat.insert(flat.end(), {point.mean_kl, point.samples});
+  for (const ReachPoint& point : points) {
+    flat.insert(flat.end(), {point.mean_kl, point.samples});
+  }
   world_->all_reduce_sum({flat.data(), DType::f64, {static_cast<std::int64_t>(flat.size())}});
   std::vector<ReachPoint> means;
   for (std::size_t k = 0; k < points.size() && flat[2 * k + 1] > 0.0; ++k) {

@@ -57,7 +57,9 @@ Generator::Generator(Context context, Decoder& decoder, std::int64_t batch, std:
 void Generator::reset() {
   run(context_.stream, Zero{.x = positions_});
   for (LayerCache& cache : caches_) {
-    if (!cache.c) continue;
+    if (!cache.c) {
+      continue;
+    }
     run(context_.stream, Zero{.x = cache.c});
     run(context_.stream, Zero{.x = cache.n});
     dispatch_real("generate", context_.dtype, [&]<class T>(T) {
@@ -70,7 +72,9 @@ std::size_t Generator::cache_bytes() const {
   std::size_t bytes = 0;
   for (const LayerCache& cache : caches_) {
     for (const Tensor* tensor : {&cache.k, &cache.v, &cache.c, &cache.n, &cache.m}) {
-      if (*tensor) bytes += tensor->view().bytes();
+      if (*tensor) {
+        bytes += tensor->view().bytes();
+      }
     }
   }
   return bytes;
@@ -87,7 +91,9 @@ void Generator::write_cache(LayerCache& cache,
   for (std::int64_t b = 0; b < batch_; ++b) {
     const std::int64_t position = positions_.as<std::int32_t>()[b];
     std::int64_t slot = position;
-    if (!mixer.is_full() && position >= pinned) slot = pinned + (position - pinned) % mixer.window;
+    if (!mixer.is_full() && position >= pinned) {
+      slot = pinned + (position - pinned) % mixer.window;
+    }
     slots.as<std::int32_t>()[b] =
         active_.as<std::uint8_t>()[b] != 0 ? static_cast<std::int32_t>(slot) : -1;
   }
@@ -109,7 +115,9 @@ Tensor Generator::near(LayerCache& cache,
   }
   Tensor out = activation(q.shape());
   DecodeAttention op{.out = out, .q = q, .k = cache.k, .v = cache.v, .counts = counts};
-  if (mixer.sink == Sink::learned) op.sink = weights.sink;
+  if (mixer.sink == Sink::learned) {
+    op.sink = weights.sink;
+  }
   run(context_.stream, op);
   return out;
 }
@@ -182,9 +190,15 @@ Tensor Generator::mix(std::int64_t index,
     write_cache(cache, mixer, k, v);
     near_heads = near(cache, mixer, w, q);
   }
-  if (mixer.has_far()) far_heads = far(cache, w, a, q, k, v);
-  if (!near_heads) return far_heads;
-  if (!far_heads) return near_heads;
+  if (mixer.has_far()) {
+    far_heads = far(cache, w, a, q, k, v);
+  }
+  if (!near_heads) {
+    return far_heads;
+  }
+  if (!far_heads) {
+    return near_heads;
+  }
   if (!mixer.has_gate()) {
     run(stream, Add{.y = near_heads, .a = near_heads, .b = far_heads});
     return near_heads;
@@ -246,7 +260,9 @@ void Generator::feed(const std::vector<std::int32_t>& ids,
                      .eps = config.norm_eps});
   weights.release(table.final_unit());
   for (std::int64_t b = 0; b < batch_; ++b) {
-    if (active[static_cast<std::size_t>(b)] != 0) ++positions_.as<std::int32_t>()[b];
+    if (active[static_cast<std::size_t>(b)] != 0) {
+      ++positions_.as<std::int32_t>()[b];
+    }
   }
 }
 
@@ -273,7 +289,9 @@ std::vector<GeneratedAnswer> generate(Context context,
   std::vector<std::int32_t> ids(batch, 0);
   std::vector<std::uint8_t> active(batch, 0);
   std::vector<std::int64_t> streams(batch);
-  for (std::size_t b = 0; b < batch; ++b) streams[b] = first_stream + static_cast<std::int64_t>(b);
+  for (std::size_t b = 0; b < batch; ++b) {
+    streams[b] = first_stream + static_cast<std::int64_t>(b);
+  }
   for (std::size_t b = 0; b < prompts.size(); ++b) {
     active[b] = options.max_new_tokens > 0 ? 1 : 0;
     ids[b] = prompts[b].front();
@@ -284,7 +302,9 @@ std::vector<GeneratedAnswer> generate(Context context,
     generator.feed(ids, active);
     bool draws = false;
     for (std::size_t b = 0; b < prompts.size(); ++b) {
-      if (active[b] != 0) draws = draws || position + 1 >= prompts[b].size();
+      if (active[b] != 0) {
+        draws = draws || position + 1 >= prompts[b].size();
+      }
     }
     if (draws) {
       run(context.stream,
@@ -298,7 +318,9 @@ std::vector<GeneratedAnswer> generate(Context context,
                  .index = position});
     }
     for (std::size_t b = 0; b < prompts.size(); ++b) {
-      if (active[b] == 0) continue;
+      if (active[b] == 0) {
+        continue;
+      }
       if (position + 1 < prompts[b].size()) {
         ids[b] = prompts[b][position + 1];
         continue;
@@ -308,7 +330,9 @@ std::vector<GeneratedAnswer> generate(Context context,
       const auto& stops = options.stop_ids;
       answers[b].stopped = std::find(stops.begin(), stops.end(), drawn[b]) != stops.end();
       const bool full = static_cast<std::int64_t>(answers[b].ids.size()) >= options.max_new_tokens;
-      if (answers[b].stopped || full) active[b] = 0;
+      if (answers[b].stopped || full) {
+        active[b] = 0;
+      }
     }
   }
   return answers;

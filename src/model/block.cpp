@@ -57,7 +57,9 @@ Block::Observation Block::forward(const LayerWeights& weights,
 }
 
 void Block::forget(BlockKept& kept, Recompute recompute) {
-  if (recompute == Recompute::none) return;
+  if (recompute == Recompute::none) {
+    return;
+  }
   BlockKept small;
   small.input = std::move(kept.input);
   small.incoming = std::move(kept.incoming);

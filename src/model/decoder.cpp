@@ -10,7 +10,9 @@ namespace bifocal {
 
 Decoder::Decoder(Context context, const ModelConfig& config, Weights& weights)
     : context_(context), config_(config), weights_(&weights) {
-  for (const MixerSettings& mixer : config.mixers) blocks_.emplace_back(context, config, mixer);
+  for (const MixerSettings& mixer : config.mixers) {
+    blocks_.emplace_back(context, config, mixer);
+  }
 }
 
 Tensor Decoder::embed(const ConstTensorView& ids) {
@@ -44,8 +46,12 @@ ConstTensorView Decoder::acquire_layer(std::int64_t layer, std::int64_t step) {
   const ParameterTable& table = weights_->table();
   const std::int64_t next = layer + step;
   std::int64_t next_unit = step > 0 ? table.final_unit() : table.embedding_unit();
-  if (0 <= next && next < config_.layers) next_unit = table.layer_unit(next);
-  if (step < 0 && next < 0) next_unit = -1;  // the embedding's weights are not needed backwards
+  if (0 <= next && next < config_.layers) {
+    next_unit = table.layer_unit(next);
+  }
+  if (step < 0 && next < 0) {
+    next_unit = -1;  // the embedding's weights are not needed backwards
+  }
   return weights_->acquire(table.layer_unit(layer), next_unit);
 }
 
@@ -60,7 +66,9 @@ Tensor Decoder::forward(RowLayout& layout,
     BlockKept kept;
     Block& block = blocks_[static_cast<std::size_t>(layer)];
     const Block::Observation seen = block.forward(weights, layout, rope, x, kept, attention);
-    if (observer) observer(layer, seen);
+    if (observer) {
+      observer(layer, seen);
+    }
     weights_->release(weights_->table().layer_unit(layer));
   }
   return final_norm(x);

@@ -15,7 +15,9 @@ Gradients::Gradients(Context context, const ParameterTable& table, Communicator&
 }
 
 void Gradients::clear() {
-  for (const Tensor& part : parts_) run(context_.stream, Zero{.x = part});
+  for (const Tensor& part : parts_) {
+    run(context_.stream, Zero{.x = part});
+  }
 }
 
 TensorView Gradients::open(std::int64_t unit) {

@@ -71,7 +71,9 @@ void Mixer::project(const MixerInputs& in, std::int64_t halo, MixerKept& kept) {
 AttentionInputs Mixer::attention_inputs(const MixerInputs& in, const MixerKept& kept) const {
   const WindowPlan& plan = in.layout.window_plan(settings_.window, sink_tokens());
   AttentionInputs inputs{.q = kept.q, .k = kept.k, .v = kept.v, .key_begin = plan.key_begin};
-  if (settings_.sink == Sink::learned) inputs.sink = in.weights.sink;
+  if (settings_.sink == Sink::learned) {
+    inputs.sink = in.weights.sink;
+  }
   if (plan.pinned > 0) {
     inputs.pinned_k = kept.pinned_k;
     inputs.pinned_v = kept.pinned_v;
@@ -115,7 +117,9 @@ MlstmInputs Mixer::mlstm_inputs(const MixerInputs& in,
                      .i_gate = kept.i_gate,
                      .f_gate = kept.f_gate,
                      .starts = in.layout.starts()};
-  if (incoming) inputs.initial = incoming.view();
+  if (incoming) {
+    inputs.initial = incoming.view();
+  }
   return inputs;
 }
 
@@ -164,9 +168,15 @@ MixerKept Mixer::forward(const MixerInputs& in, IncomingState& incoming) {
   const std::int64_t halo =
       settings_.has_near() ? in.layout.window_plan(settings_.window, sink_tokens()).halo : 0;
   project(in, halo, kept);
-  if (settings_.has_near()) near_forward(in, kept);
-  if (settings_.has_far()) far_forward(in, kept, incoming);
-  if (!settings_.has_near() || !settings_.has_far()) return kept;
+  if (settings_.has_near()) {
+    near_forward(in, kept);
+  }
+  if (settings_.has_far()) {
+    far_forward(in, kept, incoming);
+  }
+  if (!settings_.has_near() || !settings_.has_far()) {
+    return kept;
+  }
   const std::int64_t tokens = in.layout.tokens();
   kept.mixed = activation({tokens, config_.heads, config_.head_dim});
   if (!settings_.has_gate()) {

@@ -16,9 +16,13 @@ void Mixer::near_backward(const MixerInputs& in,
                           const MixerOutputs& out) {
   SlidingAttentionBackward op{
       .d_out = d_near, .out = kept.near, .lse = kept.lse, .inputs = attention_inputs(in, kept)};
-  if (settings_.sink == Sink::learned) op.d_sink = out.gradients.sink;
+  if (settings_.sink == Sink::learned) {
+    op.d_sink = out.gradients.sink;
+  }
   if (!out.d_x && !out.projections) {  // stage 1 with new tensors only: the sink's gradient alone
-    if (op.d_sink) run(context_.stream, op);
+    if (op.d_sink) {
+      run(context_.stream, op);
+    }
     return;
   }
   const WindowPlan& plan = in.layout.window_plan(settings_.window, sink_tokens());
@@ -189,7 +193,9 @@ void Mixer::backward(const MixerInputs& in,
     return context_.memory.zeros(Region::activations, context_.dtype, {tokens, heads, dim});
   };
   const Rotated d{zeros(config_.heads), zeros(config_.kv_heads), zeros(config_.kv_heads)};
-  if (out.d_x) run(context_.stream, Zero{.x = out.d_x});
+  if (out.d_x) {
+    run(context_.stream, Zero{.x = out.d_x});
+  }
   Tensor d_near_owned;
   Tensor d_far_owned;
   ConstTensorView d_near = d_heads;
@@ -215,9 +221,15 @@ void Mixer::backward(const MixerInputs& in,
                    .d_bias = out.gradients.o_gate_bias},
                   out);
   }
-  if (settings_.has_near()) near_backward(in, kept, d_near, d, out);
-  if (settings_.has_far()) far_backward(in, kept, incoming, d_far, d, out);
-  if (out.projections || out.d_x) project_backward(in, kept, d, out);
+  if (settings_.has_near()) {
+    near_backward(in, kept, d_near, d, out);
+  }
+  if (settings_.has_far()) {
+    far_backward(in, kept, incoming, d_far, d, out);
+  }
+  if (out.projections || out.d_x) {
+    project_backward(in, kept, d, out);
+  }
 }
 
 }  // namespace bifocal

@@ -18,7 +18,9 @@ namespace {
 
 // First token a query may see: inside its document and its window.
 std::int64_t first_visible(std::int64_t token, std::int64_t start, std::int64_t window) {
-  if (window == MixerSettings::kFullWindow) return start;
+  if (window == MixerSettings::kFullWindow) {
+    return start;
+  }
   return std::max(start, token - window + 1);
 }
 
@@ -55,17 +57,23 @@ RowLayout::Need RowLayout::need_of(int rank, std::int64_t window, std::int64_t s
   const auto [begin, end] = shard(rank);
   Need need;
   need.halo_begin = need.halo_end = begin;
-  if (begin == end) return need;
+  if (begin == end) {
+    return need;
+  }
   need.halo_begin = first_visible(begin, start_[static_cast<std::size_t>(begin)], window);
   std::int32_t rows = 0;
   for (std::int64_t token = begin; sink_tokens > 0 && token < end; ++token) {
     const bool last_of_document =
         token + 1 == end || start_[static_cast<std::size_t>(token + 1)] == token + 1;
-    if (!last_of_document) continue;
+    if (!last_of_document) {
+      continue;
+    }
     const std::int64_t start = start_[static_cast<std::size_t>(token)];
     const std::int64_t pinned_end =
         std::min(start + sink_tokens, first_visible(token, start, window));
-    if (pinned_end <= start) continue;
+    if (pinned_end <= start) {
+      continue;
+    }
     need.pinned.emplace_back(start, pinned_end);
     need.pinned_first.push_back(rows);
     rows += static_cast<std::int32_t>(pinned_end - start);
@@ -83,12 +91,16 @@ void RowLayout::add_transfers(const Need& need, int reader, bool mine, WindowPla
       const auto [shard_begin, shard_end] = shard(holder);
       const std::int64_t from = std::max(begin, shard_begin);
       const std::int64_t to = std::min(end, shard_end);
-      if (from >= to) continue;
+      if (from >= to) {
+        continue;
+      }
       const TokenTransfer transfer{.peer = mine ? holder : reader,
                                    .local_begin = from - shard_begin,
                                    .buffer_begin = buffer_begin + from - begin,
                                    .count = to - from};
-      if (mine) receives.push_back(transfer);
+      if (mine) {
+        receives.push_back(transfer);
+      }
       if (holder == group_->rank()) {
         sends.push_back(transfer);
         sends.back().peer = reader;
@@ -107,7 +119,9 @@ void RowLayout::add_transfers(const Need& need, int reader, bool mine, WindowPla
 
 const WindowPlan& RowLayout::window_plan(std::int64_t window, std::int64_t sink_tokens) {
   const auto key = std::make_pair(window, sink_tokens);
-  if (const auto found = plans_.find(key); found != plans_.end()) return found->second;
+  if (const auto found = plans_.find(key); found != plans_.end()) {
+    return found->second;
+  }
   WindowPlan plan;
   for (int reader = 0; reader < group_->size(); ++reader) {
     const Need need = need_of(reader, window, sink_tokens);
@@ -123,14 +137,18 @@ const WindowPlan& RowLayout::window_plan(std::int64_t window, std::int64_t sink_
     const std::int64_t start = start_[static_cast<std::size_t>(token)];
     const std::int64_t first = first_visible(token, start, window);
     key_begin.push_back(static_cast<std::int32_t>(first - mine.halo_begin));
-    while (document < mine.pinned.size() && mine.pinned[document].first < start) ++document;
+    while (document < mine.pinned.size() && mine.pinned[document].first < start) {
+      ++document;
+    }
     const bool has_pinned = document < mine.pinned.size() && mine.pinned[document].first == start;
     const std::int32_t row = has_pinned ? mine.pinned_first[document] : 0;
     pinned_begin.push_back(row);
     pinned_end.push_back(
         has_pinned ? row + static_cast<std::int32_t>(std::min(first - start, sink_tokens)) : row);
   }
-  for (const auto& [begin, end] : mine.pinned) plan.pinned += end - begin;
+  for (const auto& [begin, end] : mine.pinned) {
+    plan.pinned += end - begin;
+  }
   plan.key_begin = to_tensor(context_, key_begin);
   plan.pinned_begin = to_tensor(context_, pinned_begin);
   plan.pinned_end = to_tensor(context_, pinned_end);
@@ -138,7 +156,9 @@ const WindowPlan& RowLayout::window_plan(std::int64_t window, std::int64_t sink_
 }
 
 ConstTensorView RowLayout::whole_row_key_begin() {
-  if (!whole_row_key_begin_) whole_row_key_begin_ = to_tensor(context_, start_);
+  if (!whole_row_key_begin_) {
+    whole_row_key_begin_ = to_tensor(context_, start_);
+  }
   return whole_row_key_begin_;
 }
 

@@ -23,9 +23,13 @@ RowShard make_row_shard(Context context, const Row& row, Communicator& group) {
 RowCounts count_kept(const Row& row) {
   RowCounts counts;
   for (std::size_t token = 0; token < row.ids.size(); ++token) {
-    if (row.keep[token] == 0) continue;
+    if (row.keep[token] == 0) {
+      continue;
+    }
     counts.kept += 1.0;
-    if (row.next[token] >= 0) counts.with_next += 1.0;
+    if (row.next[token] >= 0) {
+      counts.with_next += 1.0;
+    }
   }
   return counts;
 }

@@ -18,7 +18,9 @@ std::vector<ParameterPiece> pieces_in(const ParameterTable& table,
     const Parameter& parameter = table.parameters()[static_cast<std::size_t>(index)];
     const std::int64_t from = std::max(begin, parameter.offset);
     const std::int64_t to = std::min(end, parameter.offset + parameter.size());
-    if (from < to) pieces.push_back({&parameter, from - parameter.offset, from - begin, to - from});
+    if (from < to) {
+      pieces.push_back({&parameter, from - parameter.offset, from - begin, to - from});
+    }
   }
   return pieces;
 }
@@ -38,7 +40,9 @@ Weights::Weights(Context context,
 
 TensorView Weights::part(std::int64_t unit) const {
   const Tensor& stored = units_[static_cast<std::size_t>(unit)];
-  if (!resident()) return stored;
+  if (!resident()) {
+    return stored;
+  }
   const std::int64_t size = stored.size() / group_->size();
   return stored.rows(group_->rank() * size, (group_->rank() + 1) * size);
 }
@@ -54,17 +58,23 @@ void Weights::fill(const Fill& fill_piece) {
 }
 
 void Weights::share() {
-  if (!resident() || group_->size() == 1) return;
+  if (!resident() || group_->size() == 1) {
+    return;
+  }
   std::vector<Pending> pending;
   for (std::int64_t unit = 0; unit < static_cast<std::int64_t>(units_.size()); ++unit) {
     pending.push_back(group_->start_all_gather(units_[static_cast<std::size_t>(unit)], part(unit)));
   }
-  for (Pending& gather : pending) gather.wait();
+  for (Pending& gather : pending) {
+    gather.wait();
+  }
 }
 
 void Weights::start(std::int64_t unit) {
   InFlight& flight = in_flight_[unit];
-  if (flight.stored) return;
+  if (flight.stored) {
+    return;
+  }
   const TensorView own = part(unit);
   flight.stored =
       context_.memory.empty(options_.region, options_.storage, {own.size() * group_->size()});
@@ -74,7 +84,9 @@ void Weights::start(std::int64_t unit) {
 ConstTensorView Weights::acquire(std::int64_t unit, std::int64_t next) {
   const Tensor& stored = units_[static_cast<std::size_t>(unit)];
   const bool whole_here = resident() || (group_->size() == 1 && options_.storage == context_.dtype);
-  if (whole_here) return stored;
+  if (whole_here) {
+    return stored;
+  }
   start(unit);
   InFlight& flight = in_flight_[unit];
   ++flight.users;
@@ -83,14 +95,20 @@ ConstTensorView Weights::acquire(std::int64_t unit, std::int64_t next) {
     flight.whole = context_.memory.empty(options_.region, context_.dtype, flight.stored.shape());
     run(context_.stream, Cast{.y = flight.whole, .x = flight.stored});
   }
-  if (next >= 0) start(next);
+  if (next >= 0) {
+    start(next);
+  }
   return flight.whole ? flight.whole : flight.stored;
 }
 
 void Weights::release(std::int64_t unit) {
   const auto found = in_flight_.find(unit);
-  if (found == in_flight_.end()) return;
-  if (--found->second.users == 0) in_flight_.erase(found);
+  if (found == in_flight_.end()) {
+    return;
+  }
+  if (--found->second.users == 0) {
+    in_flight_.erase(found);
+  }
 }
 
 }  // namespace bifocal

@@ -19,7 +19,9 @@ Optimizer::Optimizer(Context context, Weights& weights, const RunConfig::Optimiz
 
 void Optimizer::reset() {
   for (const std::vector<Tensor>* moments : {&first_, &second_}) {
-    for (const Tensor& moment : *moments) run(context_.stream, Zero{.x = moment});
+    for (const Tensor& moment : *moments) {
+      run(context_.stream, Zero{.x = moment});
+    }
   }
 }
 
@@ -30,7 +32,9 @@ void Optimizer::zero_untrained(const Step& step, Gradients& gradients) const {
     const std::int64_t begin = part.size() * weights_->group().rank();
     for (const ParameterPiece& piece : pieces_in(
              weights_->table(), static_cast<std::int64_t>(unit), begin, begin + part.size())) {
-      if (step.trains(*piece.parameter)) continue;
+      if (step.trains(*piece.parameter)) {
+        continue;
+      }
       run(context_.stream, Zero{.x = part.rows(piece.offset, piece.offset + piece.count)});
     }
   }
@@ -50,7 +54,9 @@ double Optimizer::update(const Step& step, Gradients& gradients) {
       "data of this step; the last checkpoint is intact",
       norm);
   const auto clip_factor = [&](double of_norm) {
-    if (step.clip == 0.0) return 1.0;
+    if (step.clip == 0.0) {
+      return 1.0;
+    }
     return std::min(1.0, step.clip / (of_norm + 1e-6));
   };
   for (std::size_t unit = 0; unit < squares.size(); ++unit) {
@@ -62,7 +68,9 @@ double Optimizer::update(const Step& step, Gradients& gradients) {
     const std::int64_t begin = part.size() * weights_->group().rank();
     for (const ParameterPiece& piece :
          pieces_in(weights_->table(), index, begin, begin + part.size())) {
-      if (!step.trains(*piece.parameter)) continue;
+      if (!step.trains(*piece.parameter)) {
+        continue;
+      }
       const auto range = [&](const TensorView& whole) {
         return whole.rows(piece.offset, piece.offset + piece.count);
       };

@@ -9,8 +9,12 @@ namespace bifocal {
 double schedule_factor(const StageConfig& stage, std::int64_t steps, std::int64_t step) {
   const auto warmup =
       static_cast<std::int64_t>(std::llround(stage.warmup * static_cast<double>(steps)));
-  if (step < warmup) return static_cast<double>(step + 1) / static_cast<double>(warmup);
-  if (stage.schedule == "constant" || stage.rate == 0.0) return 1.0;
+  if (step < warmup) {
+    return static_cast<double>(step + 1) / static_cast<double>(warmup);
+  }
+  if (stage.schedule == "constant" || stage.rate == 0.0) {
+    return 1.0;
+  }
   const double progress =
       static_cast<double>(step + 1 - warmup) / static_cast<double>(steps - warmup);
   const double last = stage.final_rate / stage.rate;

@@ -29,7 +29,9 @@ Trainer::Trainer(Context context,
 
 void Trainer::resume() {
   const std::optional<fs::path> newest = latest_checkpoint(directory_ / "checkpoints");
-  if (!newest) return;
+  if (!newest) {
+    return;
+  }
   const CheckpointInfo info = read_checkpoint_info(*newest);
   BIFOCAL_REQUIRE(
       info.model_hash == setup_.identity,
@@ -37,7 +39,9 @@ void Trainer::resume() {
       "run.directory, or the configuration it holds",
       newest->string());
   std::size_t index = 0;
-  while (index < stages_.size() && stages_[index].name != info.stage) ++index;
+  while (index < stages_.size() && stages_[index].name != info.stage) {
+    ++index;
+  }
   BIFOCAL_REQUIRE(index < stages_.size() || info.stage == "done",
                   "[train] {} ends in stage \"{}\", which this configuration does not have",
                   newest->string(),
@@ -54,11 +58,15 @@ void Trainer::resume() {
 void Trainer::drop_later_metrics() const {
   const fs::path path = directory_ / "metrics.jsonl";
   std::ifstream file(path);
-  if (!file) return;
+  if (!file) {
+    return;
+  }
   std::string kept;
   for (std::string line; std::getline(file, line);) {
     const auto object = nlohmann::json::parse(line, nullptr, false);
-    if (object.is_discarded() || object.value("step", std::int64_t{0}) > step_) break;
+    if (object.is_discarded() || object.value("step", std::int64_t{0}) > step_) {
+      break;
+    }
     kept += line + "\n";
   }
   write_file_atomically(path, kept);
@@ -79,7 +87,9 @@ void Trainer::run() {
 void Trainer::run_stage(const TrainStage& stage) {
   const std::int64_t per_step = setup_.config.data.rows_per_step;
   const std::int64_t every = setup_.config.checkpoint.every;
-  if (stage_step_ == 0) optimizer_.reset();
+  if (stage_step_ == 0) {
+    optimizer_.reset();
+  }
   const std::unique_ptr<Stage> work = stage.make(next_row_ - stage_step_ * per_step);
   seconds_per_step_ = 0.0;
   while (stage_step_ < stage.steps) {
@@ -128,13 +138,17 @@ void Trainer::run_stage(const TrainStage& stage) {
 void Trainer::report(const TrainStage& stage, const StepResult& result, double norm, double rate) {
   const double seconds = step_watch_.seconds();
   seconds_per_step_ = seconds_per_step_ == 0.0 ? seconds : 0.9 * seconds_per_step_ + 0.1 * seconds;
-  if (!speaks()) return;
+  if (!speaks()) {
+    return;
+  }
   const RunConfig::Data& data = setup_.config.data;
   const double tokens_per_second =
       static_cast<double>(data.rows_per_step * data.row_tokens) / seconds_per_step_;
   std::string line =
       fmt::format("{} {}/{}  loss {:.5f}", stage.name, stage_step_, stage.steps, result.loss);
-  if (stage.name == "distill") line += fmt::format("  KL {:.5f}", result.kl);
+  if (stage.name == "distill") {
+    line += fmt::format("  KL {:.5f}", result.kl);
+  }
   line += fmt::format(
       "  norm {:.3g}  rate {:.2e}  {}  left {}",
       norm,
@@ -143,7 +157,9 @@ void Trainer::report(const TrainStage& stage, const StepResult& result, double n
       format_duration(seconds_per_step_ * static_cast<double>(stage.steps - stage_step_)));
   console_.live(line);
   const std::int64_t log_every = setup_.config.run.log_every;
-  if (stage_step_ % log_every != 0 && stage_step_ != stage.steps) return;
+  if (stage_step_ % log_every != 0 && stage_step_ != stage.steps) {
+    return;
+  }
   console_.plain(line);
   nlohmann::ordered_json object{{"step", step_},
                                 {"stage", stage.name},
@@ -154,9 +170,15 @@ void Trainer::report(const TrainStage& stage, const StepResult& result, double n
                                 {"kept_tokens", result.kept},
                                 {"seconds", seconds},
                                 {"tokens_per_second", tokens_per_second}};
-  if (stage.name == "distill") object["kl"] = result.kl;
-  if (stage.name != "align") object["ce"] = result.ce;
-  if (!result.layer_losses.empty()) object["layer_losses"] = result.layer_losses;
+  if (stage.name == "distill") {
+    object["kl"] = result.kl;
+  }
+  if (stage.name != "align") {
+    object["ce"] = result.ce;
+  }
+  if (!result.layer_losses.empty()) {
+    object["layer_losses"] = result.layer_losses;
+  }
   metrics_->write(object);
 }
 
