@@ -30,22 +30,6 @@ struct ExportCommand {
   std::string dtype = "bfloat16";
 };
 
-// The checkpoint that a run directory, its checkpoints folder or a checkpoint itself stands for.
-fs::path find_checkpoint(const fs::path& source) {
-  BIFOCAL_REQUIRE(fs::is_directory(source),
-                  "[export] {} is no directory: give a run or one of its checkpoints",
-                  source.string());
-  if (fs::exists(source / "manifest.json")) {
-    return source;
-  }
-  const fs::path inner = source / "checkpoints";
-  const auto latest = latest_checkpoint(fs::is_directory(inner) ? inner : source);
-  BIFOCAL_REQUIRE(latest.has_value(),
-                  "[export] {} holds no complete checkpoint: let the run save one",
-                  source.string());
-  return *latest;
-}
-
 // What the model card names: a model that was pretrained here has no teacher but its own directory.
 fs::path teacher_directory(const RunConfig& config) {
   return config.teacher.path.empty() ? student_directory(config) : fs::path(config.teacher.path);
@@ -54,7 +38,11 @@ fs::path teacher_directory(const RunConfig& config) {
 void export_checkpoint(const ExportCommand& command,
                        const RunConfig& given,
                        ExportOptions options) {
-  const fs::path checkpoint = find_checkpoint(command.source);
+  const std::optional<fs::path> found = find_checkpoint(command.source);
+  BIFOCAL_REQUIRE(found.has_value(),
+                  "[export] {} holds no checkpoint: give a run or one of its checkpoints",
+                  command.source);
+  const fs::path& checkpoint = *found;
   const CheckpointInfo info = read_checkpoint_info(checkpoint);
   RunConfig config = parse_run_config(info.configuration, checkpoint.string());
   if (!given.teacher.path.empty()) {
@@ -94,10 +82,7 @@ void export_untrained(const RunConfig& config, ExportOptions options) {
   options.origin = "untrained: the base model's, with new tensors at their start values";
   const SafetensorsReader reader(options.tokenizer);
   check_model_tensors(reader, ParameterTable(read_hf_config(options.tokenizer)));
-  const StartValues start{.sink = config.student.sink_start,
-                          .forget_bias_first = config.student.forget_bias_first,
-                          .forget_bias_last = config.student.forget_bias_last,
-                          .output_bias = config.student.output_bias};
+  const StartValues start = start_values(config.student);
   std::vector<float> elements;
   export_model(options, [&](const Parameter& parameter) -> ConstTensorView {
     elements.resize(static_cast<std::size_t>(parameter.size()));

@@ -69,8 +69,8 @@ std::string range(const ShardRange& range) {
   return fmt::format("[{}, {})", format_count(range.begin), format_count(range.end));
 }
 
-std::string_view work_name(TeacherWork work) {
-  return work == TeacherWork::rows_ahead ? "look-ahead" : "ulysses";
+std::string_view work_name(TeacherPlacement work) {
+  return work == TeacherPlacement::look_ahead ? "look-ahead" : "ulysses";
 }
 
 std::vector<Region> used_regions(const Plan& plan) {

@@ -31,29 +31,6 @@ bool has_weights(const fs::path& directory) {
          fs::exists(directory / "model.safetensors.index.json");
 }
 
-StartValues start_values(const RunConfig::Student& student) {
-  return {.sink = student.sink_start,
-          .forget_bias_first = student.forget_bias_first,
-          .forget_bias_last = student.forget_bias_last,
-          .output_bias = student.output_bias};
-}
-
-// The checkpoint that a path means: itself, or the newest of a run directory; none for other
-// directories.
-std::optional<fs::path> find_checkpoint(const fs::path& path) {
-  if (fs::exists(path / "manifest.json")) {
-    return path;
-  }
-  if (!fs::is_directory(path / "checkpoints")) {
-    return std::nullopt;
-  }
-  std::optional<fs::path> newest = latest_checkpoint(path / "checkpoints");
-  BIFOCAL_REQUIRE(newest.has_value(),
-                  "[model] {} is a run directory without a complete checkpoint",
-                  path.string());
-  return newest;
-}
-
 std::vector<ShardedTensor> weight_tensors(Weights& weights) {
   std::vector<ShardedTensor> tensors;
   weights.fill([&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
@@ -73,6 +50,26 @@ void check_source(const SafetensorsReader& reader, const fs::path& directory) {
 }
 
 }  // namespace
+
+std::optional<fs::path> find_checkpoint(const fs::path& path) {
+  if (fs::exists(path / "manifest.json")) {
+    return path;
+  }
+  const bool is_run = fs::is_directory(path / "checkpoints");
+  std::optional<fs::path> newest = latest_checkpoint(is_run ? path / "checkpoints" : path);
+  BIFOCAL_REQUIRE(
+      newest.has_value() || !is_run,
+      "[model] {} is a run directory without a complete checkpoint: let the run save one",
+      path.string());
+  return newest;
+}
+
+StartValues start_values(const RunConfig::Student& student) {
+  return {.sink = student.sink_start,
+          .forget_bias_first = student.forget_bias_first,
+          .forget_bias_last = student.forget_bias_last,
+          .output_bias = student.output_bias};
+}
 
 Session::Session(const RunConfig& config)
     : dtype_(config.run.dtype == "float64" ? DType::f64 : DType::f32),

@@ -5,11 +5,13 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 
 #include "config/run_config.h"
 #include "data/row_source.h"
 #include "hf/safetensors.h"
 #include "model/decoder.h"
+#include "plan/start_values.h"
 
 namespace bifocal {
 
@@ -38,7 +40,9 @@ class LoadedModel {
               Communicator& group,
               const Weights::Options& options,
               const std::function<void(Weights&)>& load);
-  LoadedModel(LoadedModel&&) = delete;  // parts point at each other
+  LoadedModel(const LoadedModel&) = delete;  // parts point at each other
+  LoadedModel& operator=(const LoadedModel&) = delete;
+  ~LoadedModel() = default;
 
   const ModelConfig& config() const { return config_; }
 
@@ -81,6 +85,13 @@ LoadedModel open_student(Context context,
                          const std::string& path,
                          Communicator& group,
                          const ModelPlacement& placement);
+
+// The checkpoint that a path stands for: itself, or the newest of a run directory or of its
+// checkpoints folder; none for other directories. Throws Error for a run directory without a
+// complete one.
+std::optional<std::filesystem::path> find_checkpoint(const std::filesystem::path& path);
+
+StartValues start_values(const RunConfig::Student& student);
 
 // The student that a configuration describes: its base directory (student.init, or the teacher's)
 // and its mixers.

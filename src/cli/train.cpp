@@ -119,9 +119,7 @@ void train(const RunConfig& config, const MpiSession& mpi) {
   const StageSteps steps = choose_stages(config, config_of_student, teacher_config);
   const PlacementChoice choice =
       choose_placement(config, counts_of(mesh), teacher_config, steps.align);
-  const TeacherPlacement placement = choice.work == TeacherWork::heads_of_row
-                                         ? TeacherPlacement::ulysses
-                                         : TeacherPlacement::look_ahead;
+  const TeacherPlacement placement = choice.work;
   const TrainSetup setup = make_setup(config, config_of_student);
   prepare_directory(setup, mesh.world());
   const RowSource rows = open_rows(config, teacher_config, Split::train);

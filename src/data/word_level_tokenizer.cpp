@@ -192,30 +192,4 @@ std::string WordLevelTokenizer::decode(std::span<const std::int32_t> ids) const 
   return text;
 }
 
-void write_word_level_tokenizer(const std::vector<std::string>& words,
-                                const std::filesystem::path& path) {
-  Json vocabulary = Json::object();
-  for (std::size_t id = 0; id < words.size(); ++id) {
-    BIFOCAL_REQUIRE(split_words(words[id]) == std::vector<std::string_view>{words[id]},
-                    "[tokenizer] word {} (\"{}\") is empty or holds white space",
-                    id,
-                    words[id]);
-    BIFOCAL_REQUIRE(!vocabulary.contains(words[id]),
-                    "[tokenizer] word \"{}\" stands twice in the vocabulary",
-                    words[id]);
-    vocabulary[words[id]] = id;
-  }
-  const Json json{
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", Json::array()},
-      {"normalizer", nullptr},
-      {"pre_tokenizer", {{"type", "WhitespaceSplit"}}},
-      {"post_processor", nullptr},
-      {"decoder", nullptr},
-      {"model", {{"type", "WordLevel"}, {"vocab", std::move(vocabulary)}, {"unk_token", nullptr}}}};
-  write_file_atomically(path, json.dump() + "\n");
-}
-
 }  // namespace bifocal

@@ -42,8 +42,4 @@ class WordLevelTokenizer {
   std::optional<std::int32_t> unknown_;
 };
 
-// Writes a tokenizer.json that read() accepts. Words must be distinct and free of white space.
-void write_word_level_tokenizer(const std::vector<std::string>& words,
-                                const std::filesystem::path& path);
-
 }  // namespace bifocal

@@ -5,14 +5,6 @@
 
 namespace bifocal {
 
-namespace {
-
-bool trains_in_align(const Parameter& parameter, AlignTrainable trainable) {
-  return parameter.is_new() || (trainable == AlignTrainable::mixer && parameter.in_mixer);
-}
-
-}  // namespace
-
 AlignStage::AlignStage(Context context,
                        Decoder& student,
                        Decoder& teacher,
@@ -33,17 +25,8 @@ AlignStage::AlignStage(Context context,
   }
 }
 
-bool AlignStage::has_work(const ParameterTable& table, AlignTrainable trainable) {
-  for (const Parameter& parameter : table.parameters()) {
-    if (trains_in_align(parameter, trainable)) {
-      return true;
-    }
-  }
-  return false;
-}
-
 bool AlignStage::trains(const Parameter& parameter) const {
-  return trains_in_align(parameter, trainable_);
+  return parameter.is_new() || (trainable_ == AlignTrainable::mixer && parameter.in_mixer);
 }
 
 void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gradients) {

@@ -29,9 +29,6 @@ class AlignStage : public Stage {
 
   ClipScope clip_scope() const override { return ClipScope::each_unit; }
 
-  // Whether any parameter of the model trains here: SWA students without a learned sink have none.
-  static bool has_work(const ParameterTable& table, AlignTrainable trainable);
-
  private:
   void run_row(RowShard& shard, const TensorView& sums, Gradients& gradients);
 

@@ -10,10 +10,9 @@
 #include "model/decoder.h"
 #include "model/row_shard.h"
 #include "parallel/mesh.h"
+#include "plan/memory_forecast.h"
 
 namespace bifocal {
-
-enum class TeacherPlacement : std::uint8_t { look_ahead, ulysses };
 
 // The rows of one sequence group in the order it trains on them.
 using GroupRows = std::function<Row(std::int64_t index)>;

@@ -7,7 +7,7 @@
 namespace bifocal {
 
 Gradients::Gradients(Context context, const ParameterTable& table, Communicator& group)
-    : context_(context), table_(&table), group_(&group) {
+    : context_(context), group_(&group) {
   for (const Unit& unit : table.units()) {
     parts_.push_back(context_.memory.zeros(
         Region::gradients, context_.dtype, {part_size(unit.size, group.size())}));

@@ -39,7 +39,6 @@ class Gradients {
 
  private:
   Context context_;
-  const ParameterTable* table_;
   Communicator* group_;
   std::vector<Tensor> parts_;
   std::map<std::int64_t, Tensor> open_;

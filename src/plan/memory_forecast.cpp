@@ -79,7 +79,7 @@ class DryRun {
             .compute = compute_};
   }
 
-  bool runs_ahead() const { return in_->work == TeacherWork::rows_ahead; }
+  bool runs_ahead() const { return in_->work == TeacherPlacement::look_ahead; }
 
   DryShard whole_row() { return {ledger_, in_->config.data.row_tokens, 1, 0}; }
 

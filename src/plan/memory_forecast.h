@@ -15,10 +15,10 @@ enum class StageKind : std::uint8_t { align, distill, pretrain };
 
 std::string_view name_of(StageKind stage);
 
-// How the teacher's work is divided (TeacherPlacement of distill/teacher.h).
-enum class TeacherWork : std::uint8_t {
-  rows_ahead,    // look-ahead: whole rows
-  heads_of_row,  // ulysses
+// How the ranks of a row divide the teacher's work.
+enum class TeacherPlacement : std::uint8_t {
+  look_ahead,  // whole rows, ahead of the student
+  ulysses      // the same row, heads cut over the ranks
 };
 
 // The compute type that run.dtype names.
@@ -30,7 +30,7 @@ struct ForecastInputs {
   const ModelConfig* teacher = nullptr;  // none for pretrain
   MeshCounts mesh{1, 1};                 // resolved
   std::int64_t node_ranks = 1;           // that share the teacher's weights
-  TeacherWork work = TeacherWork::rows_ahead;
+  TeacherPlacement work = TeacherPlacement::look_ahead;
   DType teacher_storage = DType::f32;  // of the teacher's parts at rest
 };
 

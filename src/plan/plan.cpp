@@ -51,7 +51,7 @@ PlacementChoice choose_placement(const RunConfig& config,
         teacher.kv_heads,
         mesh.sequence,
         ranks);
-    PlacementChoice choice{.work = TeacherWork::heads_of_row, .note = {}};
+    PlacementChoice choice{.work = TeacherPlacement::ulysses, .note = {}};
     if (is_auto) {
       choice.note = fmt::format(
           "teacher placement: ulysses, since align's {} rows a step do not divide by {} ranks",
@@ -167,7 +167,7 @@ RankShare share_of(const Plan& plan, int rank) {
   share.rows = shard_range(plan.rows_per_step, data, share.data_index);
   share.align_rows = share.rows;
   share.align_tokens = share.tokens;
-  if (plan.placement.work == TeacherWork::rows_ahead) {
+  if (plan.placement.work == TeacherPlacement::look_ahead) {
     share.align_rows = shard_range(plan.rows_per_step, plan.ranks, rank);
     share.align_tokens = {0, plan.row_tokens};
   }

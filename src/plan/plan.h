@@ -24,7 +24,7 @@ void require_rows_in_model(const RunConfig& config, const ModelConfig& model);
 
 // The division of the teacher's work; `note` says why where "auto" does not give look-ahead.
 struct PlacementChoice {
-  TeacherWork work = TeacherWork::rows_ahead;
+  TeacherPlacement work = TeacherPlacement::look_ahead;
   std::string note;
 };
 

@@ -29,6 +29,15 @@ class WordLevel : public ::testing::Test {
             {"model", {{"type", "WordLevel"}, {"vocab", {{"a", 0}, {"b", 1}}}}}};
   }
 
+  void write_words() const {
+    Json json = plain();
+    json["model"]["vocab"] = Json::object();
+    for (std::size_t id = 0; id < kWords.size(); ++id) {
+      json["model"]["vocab"][kWords[id]] = id;
+    }
+    std::ofstream(directory_.path("tokenizer.json")) << json.dump();
+  }
+
   // What the reader says about the plain file with one change; empty where it accepts.
   std::string refusal(const char* pointer, const Json& value) const {
     Json json = plain();
@@ -44,8 +53,8 @@ class WordLevel : public ::testing::Test {
   test::TemporaryDirectory directory_;
 };
 
-TEST_F(WordLevel, ReadsWhatItWrites) {
-  write_word_level_tokenizer(kWords, directory_.path("tokenizer.json"));
+TEST_F(WordLevel, ReadsAFileOrItsDirectory) {
+  write_words();
   for (const std::string& path : {directory_.path(), directory_.path("tokenizer.json")}) {
     const WordLevelTokenizer tokenizer = WordLevelTokenizer::read(path);
     EXPECT_EQ(tokenizer.words(), kWords);
@@ -59,7 +68,7 @@ TEST_F(WordLevel, ReadsWhatItWrites) {
 }
 
 TEST_F(WordLevel, AnyWhiteSpacePartsWords) {
-  write_word_level_tokenizer(kWords, directory_.path("tokenizer.json"));
+  write_words();
   const WordLevelTokenizer tokenizer = WordLevelTokenizer::read(directory_.path());
   EXPECT_EQ(tokenizer.encode("  set\t\nr1\r\n "), (Ids{0, 1}));
   EXPECT_EQ(tokenizer.encode("set\xC2\xA0r1\xE3\x80\x80\xC3\xA9t\xC3\xA9"), (Ids{0, 1, 4}));
@@ -98,13 +107,6 @@ TEST_F(WordLevel, OtherTokenizersAreRefusedByName) {
   }
   EXPECT_NE(refusal("/model", nullptr), "");
   EXPECT_THROW(WordLevelTokenizer::read(directory_.path("absent.json")), Error);
-}
-
-TEST_F(WordLevel, WordsThatCouldNotBeReadBackAreRefused) {
-  const std::string path = directory_.path("tokenizer.json");
-  EXPECT_THROW(write_word_level_tokenizer({"a", "b c"}, path), Error);
-  EXPECT_THROW(write_word_level_tokenizer({"a", ""}, path), Error);
-  EXPECT_THROW(write_word_level_tokenizer({"a", "a"}, path), Error);
 }
 
 }  // namespace

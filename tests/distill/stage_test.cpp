@@ -240,16 +240,6 @@ TEST(Stage, AlignNeedsNoGradientOutsideTheMixers) {
   }
 }
 
-TEST(Stage, AlignHasWorkWhereNewTensorsAre) {
-  const ModelConfig teacher = tiny_teacher();
-  for (const NamedMixers& student : tiny_students(teacher)) {
-    const ParameterTable table(tiny_student(teacher, student.mixers));
-    const bool only_pinned = student.name == "swa_sink_tokens";
-    EXPECT_EQ(AlignStage::has_work(table, AlignTrainable::new_tensors), !only_pinned);
-    EXPECT_TRUE(AlignStage::has_work(table, AlignTrainable::mixer));
-  }
-}
-
 // On one rank ulysses and look-ahead do the same.
 TEST(Stage, PlacementsAgreeOnOneRank) {
   const ModelConfig teacher = tiny_teacher();

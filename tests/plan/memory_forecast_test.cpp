@@ -36,7 +36,7 @@ PeakBytes forecast(const RunConfig& config,
                    const ModelConfig& student,
                    const MeshCounts& mesh,
                    StageKind stage,
-                   TeacherWork work = TeacherWork::rows_ahead) {
+                   TeacherPlacement work = TeacherPlacement::look_ahead) {
   const ModelConfig teacher = teacher_of(student);
   return forecast_memory({.config = config,
                           .student = student,
@@ -125,7 +125,7 @@ TEST(MemoryForecast, UlyssesHoldsAShardWhereLookAheadHoldsARow) {
   const MeshCounts mesh{1, 2};
   const PeakBytes ahead = forecast(small_run(), model, mesh, StageKind::align);
   const PeakBytes heads =
-      forecast(small_run(), model, mesh, StageKind::align, TeacherWork::heads_of_row);
+      forecast(small_run(), model, mesh, StageKind::align, TeacherPlacement::ulysses);
   EXPECT_LT(heads.of(Region::activations), ahead.of(Region::activations));
   EXPECT_EQ(ahead.of(Region::communication), 0);
   EXPECT_GT(heads.of(Region::communication), 0);

@@ -75,7 +75,7 @@ TEST(Plan, MoreRanksNeedLessMemoryEach) {
   const Plan small = make_plan(sixteen);
   const Plan large = make_plan(eight);
   EXPECT_LT(small.stages[1].memory.total, large.stages[1].memory.total);
-  EXPECT_EQ(small.placement.work, TeacherWork::heads_of_row);  // 8 rows for 16 ranks
+  EXPECT_EQ(small.placement.work, TeacherPlacement::ulysses);  // 8 rows for 16 ranks
   EXPECT_TRUE(contains(small.placement.note, "ulysses"));
   // Two float32 moments and gradients of 4.05 billion parameters over 8 ranks.
   EXPECT_NEAR(static_cast<double>(large.stages[1].memory.of(Region::optimizer)) / kGiB, 3.8, 0.1);
@@ -89,7 +89,7 @@ TEST(Plan, ASinkTokenStudentSkipsAlign) {
   EXPECT_EQ(dropped.stages[0].steps, 10000);
   EXPECT_FALSE(dropped.stages_note.empty());
   // Without align nothing keeps the teacher from whole rows.
-  EXPECT_EQ(dropped.placement.work, TeacherWork::rows_ahead);
+  EXPECT_EQ(dropped.placement.work, TeacherPlacement::look_ahead);
   inputs.config.align_extra.skipped = "distill";
   EXPECT_EQ(make_plan(inputs).stages[0].steps, 12500);
 }

@@ -69,9 +69,7 @@ class AccountRun {
                                 .teacher = has_teacher() ? &teacher_config_ : nullptr,
                                 .mesh = {mesh_.data_count(), mesh_.sequence_count()},
                                 .node_ranks = mesh_.node().size(),
-                                .work = case_.placement == TeacherPlacement::ulysses
-                                            ? TeacherWork::heads_of_row
-                                            : TeacherWork::rows_ahead,
+                                .work = case_.placement,
                                 .teacher_storage = case_.teacher_storage};
     const PeakBytes forecast = forecast_memory(inputs, case_.stage, mesh_.sequence_index());
     for (const Region region : {Region::weights,
