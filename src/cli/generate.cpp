@@ -188,6 +188,7 @@ void run_generate(const GenerateCommand& command, const RunConfig& run_config) {
   for (std::int64_t first = 0; first < total; first += batch) {
     const std::int64_t last = std::min(total, first + batch);
     std::vector<std::vector<std::int32_t>> ids;
+    ids.reserve(static_cast<std::size_t>(last - first));
     for (std::int64_t i = first; i < last; ++i) {
       ids.push_back(prompts[static_cast<std::size_t>(i)].ids);
     }
