@@ -12,8 +12,8 @@ packages=(
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libgtest-dev libssl-dev
 )
 # Names of the same version everywhere: other releases of clang-format lay code out differently,
-# and clang-tidy before 16 cannot read gcc's <source_location>.
-dev_packages=(clang-format-14 clang-tidy-16 python3 python3-h5py python3-numpy shellcheck)
+# and clang-tidy before 16 cannot read gcc's <source_location> (nor gcc's omp.h: libomp has one).
+dev_packages=(clang-format-14 clang-tidy-16 libomp-16-dev python3 python3-h5py python3-numpy shellcheck)
 
 case "${1:-}" in
   "") ;;

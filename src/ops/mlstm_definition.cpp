@@ -90,6 +90,7 @@ double dot_at(
 void step(Problem& p, std::int64_t t, std::int64_t state) {
   const std::int64_t dim = p.dim();
   double& m = p.m[static_cast<std::size_t>(state)];
+  // NOLINTNEXTLINE(bugprone-narrowing-conversions): clang-tidy names double to double
   const double before = p.starts[static_cast<std::size_t>(t)] != 0 ? kEmpty : m;
   const double carried = log_sigmoid(p.gate(p.f_gate, t, state)) + before;
   m = std::max(carried, p.gate(p.i_gate, t, state));
