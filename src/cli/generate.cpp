@@ -61,6 +61,7 @@ std::optional<WordLevelTokenizer> find_tokenizer(const GenerateCommand& command,
 std::vector<Prompt> read_prompts(const GenerateCommand& command,
                                  const std::optional<WordLevelTokenizer>& tokenizer) {
   std::vector<Prompt> prompts;
+  prompts.reserve(command.prompts.size());
   const auto encode = [&](const std::string& text) {
     BIFOCAL_REQUIRE(
         tokenizer.has_value(),
