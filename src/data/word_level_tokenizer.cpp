@@ -166,15 +166,12 @@ std::optional<std::int32_t> WordLevelTokenizer::find(std::string_view word) cons
 std::vector<std::int32_t> WordLevelTokenizer::encode(std::string_view text) const {
   std::vector<std::int32_t> ids;
   for (const std::string_view word : split_words(text)) {
-    std::optional<std::int32_t> id = find(word);
-    if (!id.has_value()) {
-      id = unknown_;
-    }
+    const std::int32_t id = find(word).value_or(unknown_.value_or(-1));
     BIFOCAL_REQUIRE(
-        id.has_value(),
+        id >= 0,
         "[tokenizer] \"{}\" is no word of the vocabulary, and there is no unknown token",
         word);
-    ids.push_back(*id);
+    ids.push_back(id);
   }
   return ids;
 }
