@@ -12,7 +12,7 @@ bifocal_threads() {
 
 # A rank that waits inside MPI yields its core. Open MPI does so by itself only where it knows that
 # it was given more ranks than cores; what else runs on the machine, and the ranks' own threads, it
-# does not count. On two busy cores this made exchanges through shared memory up to 25 times faster.
+# does not count.
 export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
 
 # Open MPI refuses root, which is who a container runs as, unless told twice.

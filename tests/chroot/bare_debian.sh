@@ -19,6 +19,13 @@ if ((${#scripts[@]} == 0)); then
   scripts=(launch/quickstart.sh launch/test.sh)
 fi
 
+# Each run clones anew: a second one in the same directory would pull the first one's from under it.
+exec 9>"$chroot.lock"
+if ! flock -n 9; then
+  echo "[chroot] another run is using $chroot: wait for it, or name another directory" >&2
+  exit 1
+fi
+
 # The first Debian mirror in apt's lists, which may be in either of its two forms.
 mirror() {
   cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources \

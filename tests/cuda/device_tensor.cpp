@@ -119,7 +119,7 @@ void expect_close(const std::vector<double>& got,
   std::size_t where = 0;
   for (std::size_t i = 0; i < got.size(); ++i) {
     // Below 3e-39 a factor may have underflowed whole, and others made that error larger again.
-    double bound = roundoffs * kRoundoff * magnitude[i] + 1e-35;
+    double bound = roundoffs * kRoundoff * magnitude[i] + 1e-37;
     if (stored == DType::bf16) {
       bound = 2.0 * (std::abs(rounded(stored, truth[i]) - truth[i]) + bound);
     }
