@@ -222,7 +222,8 @@ OptionSection distill_section() {
 
 OptionSection pretrain_section() {
   return {"pretrain",
-          "Next-token training of a model with full attention, for the command pretrain",
+          "Next-token training, for the command pretrain. The mixers are student.preset's: keep "
+          "trains the model of student.init as it is",
           stage_options("pretrain", &RunConfig::pretrain)};
 }
 
