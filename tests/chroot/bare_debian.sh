@@ -26,10 +26,11 @@ if ! flock -n 9; then
   exit 1
 fi
 
-# The first Debian mirror in apt's lists, which may be in either of its two forms.
+# The first Debian mirror in apt's lists, which may be in either of its two forms: not all of the
+# files exist.
 mirror() {
-  cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources \
-    2>/dev/null |
+  { cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list /etc/apt/sources.list.d/*.sources \
+    2>/dev/null || true; } |
     sed -nE 's/^(URIs:|deb( \[[^]]*\])?) +([^ ]+\/debian)\/?( .*)?$/\3/p' | head -n 1
 }
 
