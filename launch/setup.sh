@@ -10,6 +10,7 @@ packages=(
   g++ cmake ninja-build git ca-certificates pkg-config ccache zstd
   libopenmpi-dev openmpi-bin libhdf5-dev hdf5-tools
   libcli11-dev libtomlplusplus-dev nlohmann-json3-dev libfmt-dev libgtest-dev libssl-dev
+  libpcre2-dev libutf8proc-dev libzstd-dev zlib1g-dev
 )
 # Names of the same version everywhere: other releases of clang-format lay code out differently,
 # and clang-tidy before 16 cannot read gcc's <source_location> (nor gcc's omp.h: libomp has one).

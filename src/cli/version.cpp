@@ -1,7 +1,12 @@
 // Version of the program (defined by the build), of the compiler and of the libraries in use.
 #include "cli/version.h"
 
+#include <array>
+#include <pcre2.h>
+#include <utf8proc.h>
 #include <variant>
+#include <zlib.h>
+#include <zstd.h>
 
 #include <CLI/Version.hpp>
 #include <cblas.h>
@@ -15,6 +20,16 @@
 #include "parallel/mpi_communicator.h"
 
 namespace bifocal {
+
+namespace {
+
+std::string pcre2_version() {
+  std::array<char, 64> text{};
+  pcre2_config(PCRE2_CONFIG_VERSION, text.data());
+  return text.data();
+}
+
+}  // namespace
 
 std::string version_text() {
   constexpr bool kHasCuda = std::variant_size_v < decltype(Stream::device) >> 1;
@@ -30,6 +45,10 @@ std::string version_text() {
   text += fmt::format("HDF5: {}.{}.{}\n", hdf5_major, hdf5_minor, hdf5_release);
   text += fmt::format("BLAS: {}\n", openblas_get_config());
   text += fmt::format("OpenSSL: {}\n", OpenSSL_version(OPENSSL_VERSION));
+  text += fmt::format("PCRE2: {}\n", pcre2_version());
+  text += fmt::format("utf8proc: {}\n", utf8proc_version());
+  text += fmt::format("zlib: {}\n", zlibVersion());
+  text += fmt::format("zstd: {}\n", ZSTD_versionString());
   text += fmt::format(
       "fmt: {}.{}.{}\n", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100);
   text += fmt::format("nlohmann-json: {}.{}.{}\n",
