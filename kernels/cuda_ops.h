@@ -5,7 +5,10 @@
 
 #include "kernels/cuda_stream.h"
 #include "ops/adamw.h"
+#include "ops/bifocal_gate.h"
 #include "ops/elementwise.h"
+#include "ops/feature_map.h"
+#include "ops/mlstm.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/swiglu.h"
@@ -23,5 +26,18 @@ void run(CudaStream&, const Cast&);
 // cos and sin are float32 for either type of x: rounded to bfloat16 they would cost as much
 // precision as the rounding of x itself.
 void run(CudaStream&, const RopeRotate&);
+// States, summaries and their gradients are float32 for either type of q, k and v; gates may be.
+void run(CudaStream&, const MlstmForward&);
+void run(CudaStream&, const MlstmBackward&);
+void run(CudaStream&, const MlstmSummarise&);
+void run(CudaStream&, const MlstmFold&);
+void run(CudaStream&, const MlstmGradientSummarise&);
+void run(CudaStream&, const MlstmGradientFold&);
+void run(CudaStream&, const MlstmStep&);
+void run(CudaStream&, const FeatureMapForward&);
+// d_weight may be float32 beside bfloat16: what sums over a whole run should be.
+void run(CudaStream&, const FeatureMapBackward&);
+void run(CudaStream&, const BifocalGateForward&);
+void run(CudaStream&, const BifocalGateBackward&);
 
 }  // namespace bifocal

@@ -150,7 +150,8 @@ void FeatureMapBackward::check() const {
   check_inputs(kWhere, y, x, weight);
   require_tensor(kWhere, "d_y", d_y, y.dtype, y.shape);
   require_tensor(kWhere, "d_x", d_x, y.dtype, x.shape);
-  require_tensor(kWhere, "d_weight", d_weight, y.dtype, weight.shape);
+  const bool wide = y.dtype == DType::bf16 && d_weight.dtype == DType::f32;
+  require_tensor(kWhere, "d_weight", d_weight, wide ? DType::f32 : y.dtype, weight.shape);
 }
 
 void run(CpuStream& /*stream*/, const FeatureMapForward& op) {

@@ -16,7 +16,7 @@ struct FeatureMapForward {
   void check() const;
 };
 
-// d_x += , d_weight += .
+// d_x += , d_weight += . d_weight may be float32 beside bfloat16 tensors (GPUs).
 struct FeatureMapBackward {
   TensorView d_x;          // [tokens, x_heads, head_dim]
   TensorView d_weight;     // [heads, head_dim, head_dim]

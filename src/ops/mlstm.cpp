@@ -20,6 +20,16 @@ void check_counts(const char* where, const MlstmSizes& s) {
                   s.head_dim);
 }
 
+// States accumulate over a document, so no type narrower than float32 holds them.
+DType state_type(DType dtype) {
+  return dtype == DType::bf16 ? DType::f32 : dtype;
+}
+
+// The type of i_gate's tensors: k's, or float32 beside bfloat16.
+DType gate_type(const ConstTensorView& i_gate, DType dtype) {
+  return dtype == DType::bf16 && i_gate.dtype == DType::f32 ? DType::f32 : dtype;
+}
+
 void check_state(const char* where,
                  const ConstMlstmState& state,
                  DType dtype,
@@ -37,11 +47,12 @@ MlstmSizes check_inputs(const char* where, const MlstmInputs& in) {
   check_counts(where, s);
   require_tensor(where, "k", in.k, dtype, {s.tokens, s.states, s.head_dim});
   require_tensor(where, "v", in.v, dtype, {s.tokens, s.v_heads, s.head_dim});
-  require_tensor(where, "i_gate", in.i_gate, dtype, {s.tokens, s.states});
-  require_tensor(where, "f_gate", in.f_gate, dtype, {s.tokens, s.states});
+  const DType gates = gate_type(in.i_gate, dtype);
+  require_tensor(where, "i_gate", in.i_gate, gates, {s.tokens, s.states});
+  require_tensor(where, "f_gate", in.f_gate, gates, {s.tokens, s.states});
   require_tensor(where, "starts", in.starts, DType::u8, {s.tokens});
   if (in.initial) {
-    check_state(where, in.initial, dtype, s.states, s.head_dim);
+    check_state(where, in.initial, state_type(dtype), s.states, s.head_dim);
   }
   return s;
 }
@@ -63,7 +74,7 @@ void MlstmForward::check() const {
   check_reads(kWhere, "q", inputs.q, inputs, s);
   check_reads(kWhere, "h", h, inputs, s);
   if (final) {
-    check_state(kWhere, final, inputs.k.dtype, s.states, s.head_dim);
+    check_state(kWhere, final, state_type(inputs.k.dtype), s.states, s.head_dim);
   }
 }
 
@@ -77,19 +88,21 @@ void MlstmBackward::check() const {
   check_reads(kWhere, "d_q", d_q, inputs, s);
   require_tensor(kWhere, "d_k", d_k, dtype, inputs.k.shape);
   require_tensor(kWhere, "d_v", d_v, dtype, inputs.v.shape);
-  require_tensor(kWhere, "d_i_gate", d_i_gate, dtype, inputs.i_gate.shape);
-  require_tensor(kWhere, "d_f_gate", d_f_gate, dtype, inputs.f_gate.shape);
+  const DType gates = inputs.i_gate.dtype;
+  const DType states = state_type(dtype);
+  require_tensor(kWhere, "d_i_gate", d_i_gate, gates, inputs.i_gate.shape);
+  require_tensor(kWhere, "d_f_gate", d_f_gate, gates, inputs.f_gate.shape);
   if (d_initial_c || d_initial_n) {
     BIFOCAL_REQUIRE(static_cast<bool>(inputs.initial),
                     "[{}] wanted inputs.initial beside d_initial_c and d_initial_n, got none: pass "
                     "the state or leave its gradient out",
                     kWhere);
-    require_tensor(kWhere, "d_initial_c", d_initial_c, dtype, inputs.initial.c.shape);
-    require_tensor(kWhere, "d_initial_n", d_initial_n, dtype, inputs.initial.n.shape);
+    require_tensor(kWhere, "d_initial_c", d_initial_c, states, inputs.initial.c.shape);
+    require_tensor(kWhere, "d_initial_n", d_initial_n, states, inputs.initial.n.shape);
   }
   if (d_final_c || d_final_n) {
-    require_tensor(kWhere, "d_final_c", d_final_c, dtype, {s.states, s.head_dim, s.head_dim});
-    require_tensor(kWhere, "d_final_n", d_final_n, dtype, {s.states, s.head_dim});
+    require_tensor(kWhere, "d_final_c", d_final_c, states, {s.states, s.head_dim, s.head_dim});
+    require_tensor(kWhere, "d_final_n", d_final_n, states, {s.states, s.head_dim});
   }
 }
 
@@ -99,8 +112,11 @@ void MlstmSummarise::check() const {
   read.q = {};
   read.initial = {};
   const MlstmSizes s = check_inputs(kWhere, read);
-  require_tensor(
-      kWhere, "summary", summary, inputs.k.dtype, {mlstm_summary_size(s.states, s.head_dim)});
+  require_tensor(kWhere,
+                 "summary",
+                 summary,
+                 state_type(inputs.k.dtype),
+                 {mlstm_summary_size(s.states, s.head_dim)});
 }
 
 void MlstmFold::check() const {
@@ -127,7 +143,7 @@ void MlstmGradientSummarise::check() const {
   require_tensor(kWhere,
                  "summary",
                  summary,
-                 inputs.k.dtype,
+                 state_type(inputs.k.dtype),
                  {mlstm_gradient_summary_size(s.states, s.head_dim)});
 }
 
@@ -157,12 +173,14 @@ void MlstmStep::check() const {
   require_tensor(kWhere, "q", q, dtype, {batch, s.heads, s.head_dim});
   require_tensor(kWhere, "k", k, dtype, {batch, s.states, s.head_dim});
   require_tensor(kWhere, "v", v, dtype, {batch, s.v_heads, s.head_dim});
-  require_tensor(kWhere, "i_gate", i_gate, dtype, {batch, s.states});
-  require_tensor(kWhere, "f_gate", f_gate, dtype, {batch, s.states});
+  const DType gates = gate_type(i_gate, dtype);
+  const DType states = state_type(dtype);
+  require_tensor(kWhere, "i_gate", i_gate, gates, {batch, s.states});
+  require_tensor(kWhere, "f_gate", f_gate, gates, {batch, s.states});
   require_tensor(kWhere, "h", h, dtype, {batch, s.heads, s.head_dim});
-  require_tensor(kWhere, "c", c, dtype, {batch, s.states, s.head_dim, s.head_dim});
-  require_tensor(kWhere, "n", n, dtype, {batch, s.states, s.head_dim});
-  require_tensor(kWhere, "m", m, dtype, {batch, s.states});
+  require_tensor(kWhere, "c", c, states, {batch, s.states, s.head_dim, s.head_dim});
+  require_tensor(kWhere, "n", n, states, {batch, s.states, s.head_dim});
+  require_tensor(kWhere, "m", m, states, {batch, s.states});
   if (active) {
     require_tensor(kWhere, "active", active, DType::u8, {batch});
   }

@@ -5,7 +5,9 @@
 //   h_t = q_t^T C_t / (q_t . n_t + 1e-30)
 // with q, k the features. The state is empty (C = n = 0, m = -inf) at a document's first token.
 // Query head h reads state h / (heads / states); state s holds value head s / (states / v_heads).
-// Gate arithmetic (log decays, their prefix sums, m) is in double whatever the tensors' type.
+// Gate arithmetic (log decays, their prefix sums, m) is in double whatever the tensors' type. All
+// tensors have one type, except that beside bfloat16 (GPUs) states, summaries and their gradients
+// are float32, and gates with their gradients may be.
 #pragma once
 
 #include "core/stream.h"
@@ -14,7 +16,7 @@
 
 namespace bifocal {
 
-// State tensors have the compute type on the CPU (float32 on GPUs). -inf in m marks an empty state.
+// -inf in m marks an empty state.
 struct MlstmState {
   TensorView c;  // [states, head_dim, head_dim]: features x values
   TensorView n;  // [states, head_dim]

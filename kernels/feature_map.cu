@@ -1,0 +1,82 @@
+// Softmax features: the choice of kernels, and the last sum of the weights' gradient.
+#include "kernels/cuda_ops.h"
+#include "kernels/feature_map.cuh"
+#include "ops/feature_map.h"
+
+namespace bifocal {
+namespace {
+
+// d_weight += the sum of parts, in the order of spans.
+template <class W>
+__global__ void __launch_bounds__(kBlockThreads)
+    add_parts_kernel(W* d_weight, const float* parts, std::int64_t size, std::int64_t spans) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  if (i >= size) {
+    return;
+  }
+  float sum = 0.0F;
+  for (std::int64_t span = 0; span < spans; ++span) {
+    sum += parts[span * size + i];
+  }
+  d_weight[i] = store_as<W>(load_float(d_weight[i]) + sum);
+}
+
+template <class T>
+FeatureMapArrays<T> arrays_of(const ConstTensorView& y,
+                              const ConstTensorView& x,
+                              const ConstTensorView& weight) {
+  FeatureMapArrays<T> a{};
+  a.x = x.as<T>();
+  a.weight = weight.as<T>();
+  a.tokens = y.shape[0];
+  a.heads = static_cast<int>(y.shape[1]);
+  a.x_heads = static_cast<int>(x.shape[1]);
+  a.dim = static_cast<int>(y.shape[2]);
+  a.span = kFeatureMapSpan;
+  return a;
+}
+
+template <class T>
+void backward(CudaStream& stream, const FeatureMapBackward& op) {
+  DeviceScratch scratch(stream);
+  FeatureMapArrays<T> a = arrays_of<T>(op.y, op.x, op.weight);
+  a.y = op.y.as<T>();
+  a.d_y = op.d_y.as<T>();
+  a.d_x = op.d_x.as<T>();
+  const std::int64_t spans = ceil_div(a.tokens, a.span);
+  const std::int64_t size = op.weight.size();
+  auto* parts = scratch.take<float>(spans * size);
+  plain_feature_map_backward(stream, scratch, a, parts);
+  dispatch_device("feature_map backward", op.d_weight.dtype, [&](auto zero) {
+    using W = decltype(zero);
+    add_parts_kernel<W>
+        <<<grid_of(ceil_div(size, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(
+            op.d_weight.as<W>(), parts, size, spans);
+    BIFOCAL_CUDA(cudaGetLastError());
+  });
+}
+
+}  // namespace
+
+void run(CudaStream& stream, const FeatureMapForward& op) {
+  if (op.y.size() == 0) {
+    return;
+  }
+  dispatch_device("feature_map", op.y.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    DeviceScratch scratch(stream);
+    FeatureMapArrays<T> a = arrays_of<T>(op.y, op.x, op.weight);
+    a.y_out = op.y.as<T>();
+    plain_feature_map(stream, scratch, a);
+  });
+}
+
+void run(CudaStream& stream, const FeatureMapBackward& op) {
+  if (op.y.size() == 0) {
+    return;
+  }
+  dispatch_device(
+      "feature_map backward", op.y.dtype, [&](auto zero) { backward<decltype(zero)>(stream, op); });
+}
+
+}  // namespace bifocal

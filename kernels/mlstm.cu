@@ -1,0 +1,166 @@
+// The mLSTM's ops on the device: the order of kernels.
+#include "kernels/cuda_ops.h"
+#include "kernels/mlstm_problem.cuh"
+
+namespace bifocal {
+namespace {
+
+void require_state(const char* where, const ConstMlstmState& state) {
+  if (state) {
+    require_type(where, "state c", state.c, DType::f32);
+    require_type(where, "state n", state.n, DType::f32);
+    require_type(where, "state m", state.m, DType::f32);
+  }
+}
+
+const float* floats(const ConstTensorView& x) {
+  return x ? x.as<float>() : nullptr;
+}
+
+float* floats(const TensorView& x) {
+  return x ? x.as<float>() : nullptr;
+}
+
+// The scalars and the states before all chunks.
+template <class T>
+MlstmArrays<T> enter_chunks(CudaStream& stream,
+                            DeviceScratch& scratch,
+                            const MlstmInputs& inputs,
+                            const MlstmScanTargets& targets) {
+  MlstmArrays<T> a{};
+  a.shape = mlstm_shape(mlstm_sizes(inputs));
+  a.scalars = scan_mlstm_gates(stream, scratch, a.shape, inputs);
+  a.q = inputs.q ? inputs.q.as<T>() : nullptr;
+  a.k = inputs.k.as<T>();
+  a.v = inputs.v.as<T>();
+  a.x = scratch.take<float>(a.shape.state_at(a.shape.chunks, 0));
+  if (a.shape.tokens > 0) {
+    plain_mlstm_sums(stream, a);
+  }
+  scan_mlstm_states(stream, a.shape, a.scalars, a.x, targets);
+  return a;
+}
+
+MlstmScanTargets from_initial(const MlstmInputs& inputs) {
+  return {floats(inputs.initial.c), floats(inputs.initial.n), nullptr, nullptr};
+}
+
+template <class T>
+void forward(CudaStream& stream, const MlstmForward& op) {
+  DeviceScratch scratch(stream);
+  MlstmScanTargets targets = from_initial(op.inputs);
+  targets.end_c = floats(op.final.c);
+  targets.end_n = floats(op.final.n);
+  MlstmArrays<T> a = enter_chunks<T>(stream, scratch, op.inputs, targets);
+  a.h_out = op.h.as<T>();
+  if (a.shape.tokens > 0) {
+    plain_mlstm_reads(stream, a);
+  }
+  if (op.final) {
+    store_mlstm_scalars(stream, a.scalars, a.shape.states, op.final.m.as<float>(), nullptr);
+  }
+}
+
+// The gradients of reads and of the states after all chunks.
+template <class T>
+void differentiate_states(CudaStream& stream,
+                          DeviceScratch& scratch,
+                          const ConstTensorView& h,
+                          const ConstTensorView& d_h,
+                          const MlstmScanTargets& targets,
+                          MlstmArrays<T>& a) {
+  const std::int64_t reads = static_cast<std::int64_t>(a.shape.heads) * a.shape.tokens;
+  a.h = h.as<T>();
+  a.d_h = d_h.as<T>();
+  a.d_x = scratch.take<float>(a.shape.state_at(a.shape.chunks, 0));
+  a.inverse = scratch.take<float>(reads);
+  a.delta = scratch.take<float>(reads);
+  if (a.shape.tokens > 0) {
+    plain_mlstm_read_gradients(stream, a);
+  }
+  scan_mlstm_gradients(stream, a.shape, a.scalars, a.d_x, targets);
+}
+
+template <class T>
+void backward(CudaStream& stream, const MlstmBackward& op) {
+  DeviceScratch scratch(stream);
+  MlstmArrays<T> a = enter_chunks<T>(stream, scratch, op.inputs, from_initial(op.inputs));
+  differentiate_states(
+      stream,
+      scratch,
+      op.h,
+      op.d_h,
+      {floats(op.d_final_c), floats(op.d_final_n), floats(op.d_initial_c), floats(op.d_initial_n)},
+      a);
+  if (a.shape.tokens == 0) {
+    return;
+  }
+  const std::int64_t reads = static_cast<std::int64_t>(a.shape.heads) * a.shape.tokens;
+  a.d_q = op.d_q.as<T>();
+  a.d_k = op.d_k.as<T>();
+  a.d_v = op.d_v.as<T>();
+  a.through = scratch.take<float>(reads);
+  a.written = scratch.take<float>(reads);
+  a.read = scratch.take<float>(reads);
+  a.left = scratch.take<float>(static_cast<std::int64_t>(a.shape.states) * a.shape.tokens);
+  a.passed = scratch.take<float>(static_cast<std::int64_t>(a.shape.states) * a.shape.chunks);
+  plain_mlstm_gradients(stream, scratch, a);
+  mlstm_gate_gradients(stream, a.shape, {a.through, a.written, a.read, a.left, a.passed}, op);
+}
+
+template <class T>
+void summarise(CudaStream& stream, const MlstmSummarise& op) {
+  DeviceScratch scratch(stream);
+  MlstmInputs inputs = op.inputs;
+  inputs.q = {};
+  inputs.initial = {};
+  const MlstmShape shape = mlstm_shape(mlstm_sizes(inputs));
+  float* c = op.summary.as<float>();
+  float* n = c + static_cast<std::int64_t>(shape.states) * shape.dim * shape.dim;
+  float* m = n + static_cast<std::int64_t>(shape.states) * shape.dim;
+  const MlstmArrays<T> a = enter_chunks<T>(stream, scratch, inputs, {nullptr, nullptr, c, n});
+  store_mlstm_scalars(stream, a.scalars, shape.states, m, m + shape.states);
+}
+
+template <class T>
+void gradient_summarise(CudaStream& stream, const MlstmGradientSummarise& op) {
+  DeviceScratch scratch(stream);
+  MlstmArrays<T> a = enter_chunks<T>(stream, scratch, op.inputs, from_initial(op.inputs));
+  float* d_c = op.summary.as<float>();
+  float* d_n = d_c + static_cast<std::int64_t>(a.shape.states) * a.shape.dim * a.shape.dim;
+  float* factor = d_n + static_cast<std::int64_t>(a.shape.states) * a.shape.dim;
+  differentiate_states(stream, scratch, op.h, op.d_h, {nullptr, nullptr, d_c, d_n}, a);
+  MlstmInputs alone = op.inputs;
+  alone.initial = {};
+  const MlstmScalars from_empty = scan_mlstm_gates(stream, scratch, a.shape, alone);
+  store_mlstm_factor(
+      stream, a.scalars, from_empty, a.shape.states, op.inputs.initial.m.as<float>(), factor);
+}
+
+}  // namespace
+
+void run(CudaStream& stream, const MlstmForward& op) {
+  require_state("mlstm", op.inputs.initial);
+  require_state("mlstm", op.final);
+  dispatch_device("mlstm", op.h.dtype, [&](auto zero) { forward<decltype(zero)>(stream, op); });
+}
+
+void run(CudaStream& stream, const MlstmBackward& op) {
+  require_state("mlstm backward", op.inputs.initial);
+  dispatch_device(
+      "mlstm backward", op.d_q.dtype, [&](auto zero) { backward<decltype(zero)>(stream, op); });
+}
+
+void run(CudaStream& stream, const MlstmSummarise& op) {
+  dispatch_device("mlstm summary", op.inputs.k.dtype, [&](auto zero) {
+    summarise<decltype(zero)>(stream, op);
+  });
+}
+
+void run(CudaStream& stream, const MlstmGradientSummarise& op) {
+  dispatch_device("mlstm gradient summary", op.inputs.k.dtype, [&](auto zero) {
+    gradient_summarise<decltype(zero)>(stream, op);
+  });
+}
+
+}  // namespace bifocal

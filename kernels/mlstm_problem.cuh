@@ -1,0 +1,154 @@
+// The mLSTM on the device: sizes, the scalars that all its kernels share, and the kernels' order.
+//
+// Chunks are [c L, (c + 1) L) of the row, L = kMlstmChunk: where documents start is known on the
+// device only, so a start inside a chunk is a mask instead of a cut. m comes from a max-plus scan
+// of the gates (mlstm_gates.cu). Then, of [C, n] in float32:
+//   each chunk's own sum, in parallel -> scan over chunks -> reads of all chunks, in parallel,
+// and backward the same from right to left.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/device_scratch.h"
+#include "kernels/launch.cuh"
+#include "ops/mlstm_gates.h"
+
+namespace bifocal {
+
+inline constexpr int kMlstmChunk = 64;
+
+struct MlstmShape {
+  int tokens, chunks, heads, states, v_heads, dim;
+  int readers;  // query heads of a state
+  int holders;  // states of a value head
+
+  // Numbers in one [C, n]: C [dim, dim] and then n [dim].
+  __host__ __device__ std::int64_t state_size() const {
+    return static_cast<std::int64_t>(dim) * (dim + 1);
+  }
+
+  // First number of a state of a chunk in [chunks, states, state_size].
+  __host__ __device__ std::int64_t state_at(int chunk, int state) const {
+    return (static_cast<std::int64_t>(chunk) * states + state) * state_size();
+  }
+
+  // Tokens of a chunk.
+  __device__ int length(int chunk) const { return min(kMlstmChunk, tokens - chunk * kMlstmChunk); }
+
+  __device__ std::int64_t head_row(int token, int head) const {
+    return (static_cast<std::int64_t>(token) * heads + head) * dim;
+  }
+
+  __device__ std::int64_t key_row(int token, int state) const {
+    return (static_cast<std::int64_t>(token) * states + state) * dim;
+  }
+
+  __device__ std::int64_t value_row(int token, int v_head) const {
+    return (static_cast<std::int64_t>(token) * v_heads + v_head) * dim;
+  }
+};
+
+MlstmShape mlstm_shape(const MlstmSizes& sizes);
+
+// Exponents are of 2. They are formed in double and rounded before the exponential: a decay sum
+// of -5,000 in float32 would leave differences of neighbouring tokens three digits. A double sum
+// per weight of a decay matrix is far less than the work that the weight does.
+struct MlstmScalars {
+  double* row;     // [states, tokens] b_t - m_t, b summed from the chunk's or document's start
+  double* column;  // [states, tokens] i_j - b_j
+  double* before;  // [states, chunks] m before the chunk; -inf where no state enters
+  float* pass;     // [states, chunks] what a state keeps across the chunk
+  int* first;      // [tokens] first token of the chunk that this one sees; -1: all, and the state
+  // [states], natural: after the last token, and the sum of log decays (-inf past a start).
+  double* last_m;
+  double* total_decay;
+};
+
+// The weight of token `from` in the read of token `to` of its chunk, both in the row's numbering.
+__device__ inline float mlstm_weight(double row, double column) {
+  return exp2f(static_cast<float>(row + column));
+}
+
+// Fills the scalars for inputs.initial.m (natural, [states]) or, where null, an empty state.
+MlstmScalars scan_mlstm_gates(CudaStream& stream,
+                              DeviceScratch& scratch,
+                              const MlstmShape& shape,
+                              const MlstmInputs& inputs);
+
+// States and their gradients between chunks: float32 [chunks, states, state_size].
+struct MlstmScanTargets {
+  const float* start_c;  // of the first state in the scan's direction; null: zero
+  const float* start_n;
+  float* end_c;  // of the last one; null: not wanted
+  float* end_n;
+};
+
+// Turns each chunk's own sum into the state before it; the end is stored at the scale of m as
+// float32 rounds it.
+void scan_mlstm_states(CudaStream& stream,
+                       const MlstmShape& shape,
+                       const MlstmScalars& scalars,
+                       float* x,
+                       const MlstmScanTargets& targets);
+
+// Turns each chunk's own gradient into that of the state after it; the start is at the rounded
+// scale, the end is the gradient of the state before the first chunk.
+void scan_mlstm_gradients(CudaStream& stream,
+                          const MlstmShape& shape,
+                          const MlstmScalars& scalars,
+                          float* d_x,
+                          const MlstmScanTargets& targets);
+
+// m after the last token and, where wanted, the total log decay of each state, rounded.
+void store_mlstm_scalars(
+    CudaStream& stream, const MlstmScalars& scalars, int states, float* m, float* decay);
+
+// MlstmGradientSummarise's factors; alone: the scalars of the same tokens after an empty state.
+void store_mlstm_factor(CudaStream& stream,
+                        const MlstmScalars& scalars,
+                        const MlstmScalars& alone,
+                        int states,
+                        const float* initial_m,
+                        float* factor);
+
+// Arguments of the kernels between the scans, all on the device. T: float or BFloat16.
+template <class T>
+struct MlstmArrays {
+  MlstmShape shape;
+  MlstmScalars scalars;
+  const T *q, *k, *v;
+  T* h_out;          // forward
+  const T *h, *d_h;  // backward
+  T *d_q, *d_k, *d_v;
+  float* x;    // entering states
+  float* d_x;  // gradients of leaving states
+  // Of reads, [heads, tokens]: 1 / N and -d_h . h / N.
+  float *inverse, *delta;
+  // Gradients of log weights (gate_gradients_kernel), [heads, tokens] and [states, tokens].
+  float *through, *written, *read, *left;
+  float* passed;  // [states, chunks]
+};
+
+// The four stages, on CUDA cores for any width.
+template <class T>
+void plain_mlstm_sums(CudaStream& stream, const MlstmArrays<T>& a);
+template <class T>
+void plain_mlstm_reads(CudaStream& stream, const MlstmArrays<T>& a);
+// inverse, delta and each chunk's own gradient of the state before it.
+template <class T>
+void plain_mlstm_read_gradients(CudaStream& stream, const MlstmArrays<T>& a);
+// d_q, d_k, d_v and the gradients of log weights.
+template <class T>
+void plain_mlstm_gradients(CudaStream& stream, DeviceScratch& scratch, const MlstmArrays<T>& a);
+
+// d_i_gate and d_f_gate from the gradients of log weights.
+struct MlstmLogGradients {
+  const float *through, *written, *read, *left, *passed;
+};
+
+void mlstm_gate_gradients(CudaStream& stream,
+                          const MlstmShape& shape,
+                          const MlstmLogGradients& logs,
+                          const MlstmBackward& op);
+
+}  // namespace bifocal
