@@ -48,7 +48,8 @@ template <class T>
 struct GateBackwardArrays {
   T *d_far, *d_near, *d_gate;
   const T *d_y, *far, *near, *gate;
-  std::int64_t rows, dim;
+  std::int64_t rows;
+  int groups;  // of N elements in a row
 };
 
 // A warp for each row: d_far = o d_y, d_near = (1 - o) d_y, d_gate = o (1 - o) d_y . (far - near).
@@ -60,20 +61,21 @@ __global__ void __launch_bounds__(kBlockThreads) gate_backward_kernel(GateBackwa
     return;  // whole warps
   }
   const Gate o(load_float(a.gate[row]));
-  const std::int64_t end = (row + 1) * a.dim / N;
+  const std::int64_t first = row * a.groups;
   float sum = 0.0F;
-  for (std::int64_t group = row * a.dim / N + threadIdx.x % kWarp; group < end; group += kWarp) {
+  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < a.groups; i += kWarp) {
+    const std::int64_t group = first + i;
     const auto d = load_vector<N>(a.d_y, group);
     const auto f = load_vector<N>(a.far, group);
     const auto n = load_vector<N>(a.near, group);
     Vector<T, N> to_far;
     Vector<T, N> to_near;
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float x = load_float(d.element[i]);
-      sum += x * (load_float(f.element[i]) - load_float(n.element[i]));
-      to_far.element[i] = store_as<T>(o.open * x);
-      to_near.element[i] = store_as<T>(o.shut * x);
+    for (int e = 0; e < N; ++e) {
+      const float x = load_float(d.element[e]);
+      sum += x * (load_float(f.element[e]) - load_float(n.element[e]));
+      to_far.element[e] = store_as<T>(o.open * x);
+      to_near.element[e] = store_as<T>(o.shut * x);
     }
     store_vector<N>(a.d_far, group, to_far);
     store_vector<N>(a.d_near, group, to_near);
@@ -107,20 +109,23 @@ void run(CudaStream& stream, const BifocalGateBackward& op) {
   }
   dispatch_device("bifocal_gate", op.d_far.dtype, [&](auto zero) {
     using T = decltype(zero);
-    const GateBackwardArrays<T> a{op.d_far.as<T>(),
-                                  op.d_near.as<T>(),
-                                  op.d_gate.as<T>(),
-                                  op.d_y.as<T>(),
-                                  op.far.as<T>(),
-                                  op.near.as<T>(),
-                                  op.gate.as<T>(),
-                                  op.gate.size(),
-                                  op.far.shape[2]};
+    GateBackwardArrays<T> a{};
+    a.d_far = op.d_far.as<T>();
+    a.d_near = op.d_near.as<T>();
+    a.d_gate = op.d_gate.as<T>();
+    a.d_y = op.d_y.as<T>();
+    a.far = op.far.as<T>();
+    a.near = op.near.as<T>();
+    a.gate = op.gate.as<T>();
+    a.rows = op.gate.size();
     const dim3 grid = grid_of(ceil_div(a.rows, kRowsPerBlock));
+    const auto dim = static_cast<int>(op.far.shape[2]);
     constexpr int kGroup = kVectorSize<T>;
-    if (a.dim % kGroup == 0 && is_aligned(16, a.d_far, a.d_near, a.d_y, a.far, a.near)) {
+    if (dim % kGroup == 0 && is_aligned(16, a.d_far, a.d_near, a.d_y, a.far, a.near)) {
+      a.groups = dim / kGroup;
       gate_backward_kernel<T, kGroup><<<grid, kBlockThreads, 0, stream.handle()>>>(a);
     } else {
+      a.groups = dim;
       gate_backward_kernel<T, 1><<<grid, kBlockThreads, 0, stream.handle()>>>(a);
     }
     BIFOCAL_CUDA(cudaGetLastError());
