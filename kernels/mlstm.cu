@@ -21,6 +21,69 @@ float* floats(const TensorView& x) {
   return x ? x.as<float>() : nullptr;
 }
 
+struct LogParts {
+  int head, read, state;
+};
+
+MlstmLogGradients take_log_gradients(DeviceScratch& scratch,
+                                     const MlstmShape& shape,
+                                     const LogParts& parts) {
+  const std::int64_t rows = static_cast<std::int64_t>(shape.states) * shape.tokens;
+  MlstmLogGradients logs{};
+  logs.head_parts = parts.head;
+  logs.read_parts = parts.read;
+  logs.state_parts = parts.state;
+  logs.through = scratch.take<float>(rows * parts.head);
+  logs.written = scratch.take<float>(rows * parts.head);
+  logs.read = scratch.take<float>(rows * parts.read);
+  logs.left = scratch.take<float>(rows * parts.state);
+  logs.passed =
+      scratch.take<float>(static_cast<std::int64_t>(shape.states) * parts.state * shape.chunks);
+  return logs;
+}
+
+void chunk_sums(CudaStream& stream, const MlstmArrays<float>& a) {
+  plain_mlstm_sums(stream, a);
+}
+
+void chunk_sums(CudaStream& stream, const MlstmArrays<BFloat16>& a) {
+  has_mma_mlstm(a, false) ? mma_mlstm_sums(stream, a) : plain_mlstm_sums(stream, a);
+}
+
+void chunk_reads(CudaStream& stream, const MlstmArrays<float>& a) {
+  plain_mlstm_reads(stream, a);
+}
+
+void chunk_reads(CudaStream& stream, const MlstmArrays<BFloat16>& a) {
+  has_mma_mlstm(a, false) ? mma_mlstm_reads(stream, a) : plain_mlstm_reads(stream, a);
+}
+
+void chunk_read_gradients(CudaStream& stream, const MlstmArrays<float>& a) {
+  plain_mlstm_read_gradients(stream, a);
+}
+
+void chunk_read_gradients(CudaStream& stream, const MlstmArrays<BFloat16>& a) {
+  has_mma_mlstm(a, true) ? mma_mlstm_read_gradients(stream, a)
+                         : plain_mlstm_read_gradients(stream, a);
+}
+
+// d_q, d_k, d_v and the gradients of log weights, for which it takes room.
+void chunk_gradients(CudaStream& stream, DeviceScratch& scratch, MlstmArrays<float>& a) {
+  a.logs = take_log_gradients(scratch, a.shape, {a.shape.readers, a.shape.readers, 1});
+  plain_mlstm_gradients(stream, scratch, a);
+}
+
+void chunk_gradients(CudaStream& stream, DeviceScratch& scratch, MlstmArrays<BFloat16>& a) {
+  if (has_mma_mlstm(a, true)) {
+    const int parts = mma_mlstm_parts(a.shape.dim);
+    a.logs = take_log_gradients(scratch, a.shape, {1, parts, parts});
+    mma_mlstm_gradients(stream, a);
+  } else {
+    a.logs = take_log_gradients(scratch, a.shape, {a.shape.readers, a.shape.readers, 1});
+    plain_mlstm_gradients(stream, scratch, a);
+  }
+}
+
 // The scalars and the states before all chunks.
 template <class T>
 MlstmArrays<T> enter_chunks(CudaStream& stream,
@@ -35,7 +98,7 @@ MlstmArrays<T> enter_chunks(CudaStream& stream,
   a.v = inputs.v.as<T>();
   a.x = scratch.take<float>(a.shape.state_at(a.shape.chunks, 0));
   if (a.shape.tokens > 0) {
-    plain_mlstm_sums(stream, a);
+    chunk_sums(stream, a);
   }
   scan_mlstm_states(stream, a.shape, a.scalars, a.x, targets);
   return a;
@@ -54,7 +117,7 @@ void forward(CudaStream& stream, const MlstmForward& op) {
   MlstmArrays<T> a = enter_chunks<T>(stream, scratch, op.inputs, targets);
   a.h_out = op.h.as<T>();
   if (a.shape.tokens > 0) {
-    plain_mlstm_reads(stream, a);
+    chunk_reads(stream, a);
   }
   if (op.final) {
     store_mlstm_scalars(stream, a.scalars, a.shape.states, op.final.m.as<float>(), nullptr);
@@ -76,7 +139,7 @@ void differentiate_states(CudaStream& stream,
   a.inverse = scratch.take<float>(reads);
   a.delta = scratch.take<float>(reads);
   if (a.shape.tokens > 0) {
-    plain_mlstm_read_gradients(stream, a);
+    chunk_read_gradients(stream, a);
   }
   scan_mlstm_gradients(stream, a.shape, a.scalars, a.d_x, targets);
 }
@@ -95,17 +158,11 @@ void backward(CudaStream& stream, const MlstmBackward& op) {
   if (a.shape.tokens == 0) {
     return;
   }
-  const std::int64_t reads = static_cast<std::int64_t>(a.shape.heads) * a.shape.tokens;
   a.d_q = op.d_q.as<T>();
   a.d_k = op.d_k.as<T>();
   a.d_v = op.d_v.as<T>();
-  a.through = scratch.take<float>(reads);
-  a.written = scratch.take<float>(reads);
-  a.read = scratch.take<float>(reads);
-  a.left = scratch.take<float>(static_cast<std::int64_t>(a.shape.states) * a.shape.tokens);
-  a.passed = scratch.take<float>(static_cast<std::int64_t>(a.shape.states) * a.shape.chunks);
-  plain_mlstm_gradients(stream, scratch, a);
-  mlstm_gate_gradients(stream, a.shape, {a.through, a.written, a.read, a.left, a.passed}, op);
+  chunk_gradients(stream, scratch, a);
+  mlstm_gate_gradients(stream, a.shape, a.logs, op);
 }
 
 template <class T>

@@ -217,21 +217,30 @@ __global__ void __launch_bounds__(kMlstmChunk) gate_gradients_kernel(
   float written = 0.0F;
   read[i] = 0.0F;
   left[i] = 0.0F;
+  const auto part_at = [&](int parts, int part) {
+    return (static_cast<std::int64_t>(state) * parts + part) * shape.tokens + t;
+  };
   if (i < length) {
-    for (int reader = 0; reader < shape.readers; ++reader) {
-      const std::int64_t at =
-          static_cast<std::int64_t>(state * shape.readers + reader) * shape.tokens + t;
-      through += logs.through[at];
-      written += logs.written[at];
-      read[i] += logs.read[at];
+    for (int part = 0; part < logs.head_parts; ++part) {
+      through += logs.through[part_at(logs.head_parts, part)];
+      written += logs.written[part_at(logs.head_parts, part)];
     }
-    left[i] = logs.left[static_cast<std::int64_t>(state) * shape.tokens + t];
+    for (int part = 0; part < logs.read_parts; ++part) {
+      read[i] += logs.read[part_at(logs.read_parts, part)];
+    }
+    for (int part = 0; part < logs.state_parts; ++part) {
+      left[i] += logs.left[part_at(logs.state_parts, part)];
+    }
   }
   __syncthreads();
   if (i >= length) {
     return;
   }
-  float sum = through + logs.passed[static_cast<std::int64_t>(state) * shape.chunks + chunk];
+  float sum = through;
+  for (int part = 0; part < logs.state_parts; ++part) {
+    sum += logs.passed[(static_cast<std::int64_t>(state) * logs.state_parts + part) * shape.chunks +
+                       chunk];
+  }
   for (int later = length - 1; later >= i; --later) {
     sum += read[later];
   }

@@ -284,8 +284,8 @@ __device__ void differentiate_logs(const Place<T>& p, int head, float (*terms)[k
     for (int j = 0; j < i; ++j) {
       through += terms[i][j];
     }
-    p.a.through[p.head_scalar(i, head)] = through;
-    p.a.written[p.head_scalar(i, head)] = terms[i][i];
+    p.a.logs.through[p.head_scalar(i, head)] = through;
+    p.a.logs.written[p.head_scalar(i, head)] = terms[i][i];
   }
 }
 
@@ -324,7 +324,7 @@ __device__ void differentiate_queries(const Place<T>& p,
     const float sum = sum_across_tile(read[r]);
     const int t = PlainTile::row() + r;
     if (PlainTile::column() == 0 && t < p.length) {
-      a.read[p.head_scalar(t, head)] = sum;
+      a.logs.read[p.head_scalar(t, head)] = sum;
     }
   }
 }
@@ -401,7 +401,7 @@ __global__ void __launch_bounds__(kTileThreads)
   const std::int64_t pass_at = static_cast<std::int64_t>(p.state) * a.shape.chunks + p.chunk;
   const float passed = passed_whole(p, a.scalars.pass[pass_at]);
   if (threadIdx.x == 0) {
-    a.passed[pass_at] = passed;
+    a.logs.passed[pass_at] = passed;
   }
   float left[4] = {};
   for (int begin = 0; begin < a.shape.dim; begin += kTile) {
@@ -433,7 +433,7 @@ __global__ void __launch_bounds__(kTileThreads)
     const float sum = sum_across_tile(left[r]);
     const int j = PlainTile::row() + r;
     if (PlainTile::column() == 0 && j < p.length) {
-      a.left[static_cast<std::int64_t>(p.state) * a.shape.tokens + p.begin + j] = sum;
+      a.logs.left[static_cast<std::int64_t>(p.state) * a.shape.tokens + p.begin + j] = sum;
     }
   }
 }

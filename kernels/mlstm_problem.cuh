@@ -111,6 +111,16 @@ void store_mlstm_factor(CudaStream& stream,
                         const float* initial_m,
                         float* factor);
 
+// Gradients of log weights, by what the weight spans (gate_gradients_kernel). Kernels that share a
+// sum write a part each; parts are added in order.
+struct MlstmLogGradients {
+  float *through, *written;  // [states, head_parts, tokens]
+  float* read;               // [states, read_parts, tokens]
+  float* left;               // [states, state_parts, tokens]
+  float* passed;             // [states, state_parts, chunks]
+  int head_parts, read_parts, state_parts;
+};
+
 // Arguments of the kernels between the scans, all on the device. T: float or BFloat16.
 template <class T>
 struct MlstmArrays {
@@ -124,12 +134,11 @@ struct MlstmArrays {
   float* d_x;  // gradients of leaving states
   // Of reads, [heads, tokens]: 1 / N and -d_h . h / N.
   float *inverse, *delta;
-  // Gradients of log weights (gate_gradients_kernel), [heads, tokens] and [states, tokens].
-  float *through, *written, *read, *left;
-  float* passed;  // [states, chunks]
+  MlstmLogGradients logs;
 };
 
-// The four stages, on CUDA cores for any width.
+// The four stages, on CUDA cores for any width. They want head_parts and read_parts = readers and
+// state_parts = 1.
 template <class T>
 void plain_mlstm_sums(CudaStream& stream, const MlstmArrays<T>& a);
 template <class T>
@@ -141,11 +150,18 @@ void plain_mlstm_read_gradients(CudaStream& stream, const MlstmArrays<T>& a);
 template <class T>
 void plain_mlstm_gradients(CudaStream& stream, DeviceScratch& scratch, const MlstmArrays<T>& a);
 
-// d_i_gate and d_f_gate from the gradients of log weights.
-struct MlstmLogGradients {
-  const float *through, *written, *read, *left, *passed;
-};
+// The same on tensor cores.
+// Whether the width has such kernels, the pointers allow 16-byte accesses and the device has the
+// shared memory; backward: with all arguments of the backward stages.
+bool has_mma_mlstm(const MlstmArrays<BFloat16>& a, bool backward);
+// Parts of read and state_parts; head_parts is 1.
+int mma_mlstm_parts(int dim);
+void mma_mlstm_sums(CudaStream& stream, const MlstmArrays<BFloat16>& a);
+void mma_mlstm_reads(CudaStream& stream, const MlstmArrays<BFloat16>& a);
+void mma_mlstm_read_gradients(CudaStream& stream, const MlstmArrays<BFloat16>& a);
+void mma_mlstm_gradients(CudaStream& stream, const MlstmArrays<BFloat16>& a);
 
+// d_i_gate and d_f_gate from the gradients of log weights.
 void mlstm_gate_gradients(CudaStream& stream,
                           const MlstmShape& shape,
                           const MlstmLogGradients& logs,
