@@ -85,18 +85,18 @@ __device__ float2 read_states(float (&sums)[kMlstmColumns<D> / 8][4],
   return read;
 }
 
-// The gradients of q k^T for 16 reads and 32 tokens; adds the terms of log weights.
+// The gradients of q k^T for 16 reads and 16 tokens; adds the terms of log weights.
 template <int D>
-__device__ void differentiate_products(std::uint32_t (&left)[2][4],
-                                       float (&terms)[4][4],
+__device__ void differentiate_products(std::uint32_t (&left)[4],
+                                       float (&terms)[2][4],
                                        const QueryShared<D>& s,
-                                       float (&p)[4][4],
-                                       const float (&g)[4][4],
+                                       float (&p)[2][4],
+                                       const float (&g)[2][4],
                                        int row,
                                        int from) {
   const int lane = lane_of_warp();
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int t = row + lane / 4 + i / 2 * 8;
@@ -156,9 +156,11 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(MlstmArrays<B
       s.normaliser[i] = x[D * D + feature + i];
     }
   }
-  float terms[2][4][4];
-  clear(terms[0]);
-  clear(terms[1]);
+  float terms[kMlstmStrips][2][4];
+#pragma unroll
+  for (int block = 0; block < kMlstmStrips; ++block) {
+    clear(terms[block]);
+  }
   float2 read = make_float2(0.0F, 0.0F);
   for (int reader = 0; reader < a.shape.readers; ++reader) {
     const int head = state * a.shape.readers + reader;
@@ -180,12 +182,12 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(MlstmArrays<B
       read.y += part.y;
     }
 #pragma unroll
-    for (int block = 0; block < 2; ++block) {
-      const int from = block * 32;
+    for (int block = 0; block < kMlstmStrips; ++block) {
+      const int from = block * 16;
       if (from <= row) {
-        float p[4][4];
-        float g[4][4];
-        std::uint32_t left[2][4];
+        float p[2][4];
+        float g[2][4];
+        std::uint32_t left[4];
         multiply_rows(p, queries, row, keys, from);
         multiply_rows(g, d_reads, row, values, from);
         differentiate_products<D>(left, terms[block], s, p, g, row, from);
@@ -211,12 +213,12 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(MlstmArrays<B
     return;
   }
 #pragma unroll
-  for (int block = 0; block < 2; ++block) {
+  for (int block = 0; block < kMlstmStrips; ++block) {
 #pragma unroll
-    for (int n = 0; n < 4; ++n) {
+    for (int n = 0; n < 2; ++n) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        all_terms[low + i / 2 * 8][block * 32 + n * 8 + lane % 4 * 2 + i % 2] = terms[block][n][i];
+        all_terms[low + i / 2 * 8][block * 16 + n * 8 + lane % 4 * 2 + i % 2] = terms[block][n][i];
       }
     }
   }
@@ -252,6 +254,7 @@ __device__ float product_of_states(KeyShared<D>& s, const float* x, const float*
   constexpr int kColumns = kMlstmColumns<D>;
   const int thread = static_cast<int>(threadIdx.x);
   float sum = 0.0F;
+#pragma unroll 2
   for (int item = thread; item < kColumns * D / 4; item += 2 * kThreads) {
     const auto a = load_vector<4>(x + first * D, item);
     const auto b = load_vector<4>(d_x + first * D, item);
@@ -310,17 +313,17 @@ __device__ float2 leave_states(float (&sums)[kMlstmColumns<D> / 8][4],
   return left;
 }
 
-// The transposed gradients of q k^T (of_keys) or weights over N, of 16 tokens j and 32 reads t.
+// The transposed gradients of q k^T (of_keys) or weights over N, of 16 tokens j and 16 reads t.
 template <int D>
-__device__ void weigh_reads(std::uint32_t (&left)[2][4],
-                            float (&p)[4][4],
+__device__ void weigh_reads(std::uint32_t (&left)[4],
+                            float (&p)[2][4],
                             const KeyShared<D>& s,
                             bool of_keys,
                             int row,
                             int from) {
   const int lane = lane_of_warp();
 #pragma unroll
-  for (int n = 0; n < 4; ++n) {
+  for (int n = 0; n < 2; ++n) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int j = row + lane / 4 + i / 2 * 8;
@@ -338,6 +341,7 @@ template <int D>
 __global__ void __launch_bounds__(2 * kThreads, D <= 128 ? 2 : 1)
     key_gradients_kernel(MlstmArrays<BFloat16> a) {
   constexpr int kColumns = kMlstmColumns<D>;
+  constexpr int kTile = kMlstmChunk * SharedTile<D>::kStride;
   extern __shared__ uint4 memory[];
   auto& s = *reinterpret_cast<KeyShared<D>*>(memory);
   const SharedTile<D> keys{reinterpret_cast<BFloat16*>(&s + 1)};
@@ -425,12 +429,12 @@ __global__ void __launch_bounds__(2 * kThreads, D <= 128 ? 2 : 1)
       }
       finish_copies();
       __syncthreads();
-      const SharedTile<D> own{of_keys ? values.data : keys.data};
-      const SharedTile<D> reads{of_keys ? d_reads.data : queries.data};
-      const SharedTile<D> gathered{of_keys ? queries.data : d_reads.data};
-      for (int from = row / 32 * 32; from < kMlstmChunk; from += 32) {
-        float p[4][4];
-        std::uint32_t left[2][4];
+      const SharedTile<D> own{keys.data + (of_keys ? kTile : 0)};
+      const SharedTile<D> reads{queries.data + (of_keys ? kTile : 0)};
+      const SharedTile<D> gathered{queries.data + (of_keys ? 0 : kTile)};
+      for (int from = row; from < kMlstmChunk; from += 16) {
+        float p[2][4];
+        std::uint32_t left[4];
         multiply_rows(p, own, row, reads, from);
         weigh_reads<D>(left, p, s, of_keys, row, from);
         add_weighted_rows(sums, left, gathered, from, column);

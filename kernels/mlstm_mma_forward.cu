@@ -250,14 +250,15 @@ __global__ void __launch_bounds__(kReadThreads* kReadGroups, D <= 128 ? 2 : 1)
         sums[n][2] *= high_carry;
         sums[n][3] *= high_carry;
       }
-      float low_weights = 0.0F;
-      float high_weights = 0.0F;
-      for (int from = 0; from <= row; from += 32) {
-        float p[4][4];
-        std::uint32_t weights[2][4];
+      const bool adds = lane_of_warp() % 4 == 0;  // one lane of a row
+      float low_weights = adds ? low_carry * low_sum : 0.0F;
+      float high_weights = adds ? high_carry * high_sum : 0.0F;
+      for (int from = 0; from <= row; from += 16) {
+        float p[2][4];
+        std::uint32_t weights[4];
         multiply_rows(p, queries, row, keys, from);
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
+        for (int n = 0; n < 2; ++n) {
           const int j = from + n * 8 + lane_of_warp() % 4 * 2;
           p[n][0] *= s.scalars.weight(low, j);
           p[n][1] *= s.scalars.weight(low, j + 1);
@@ -266,17 +267,14 @@ __global__ void __launch_bounds__(kReadThreads* kReadGroups, D <= 128 ? 2 : 1)
         }
         pack_left(weights, p);
 #pragma unroll
-        for (int k = 0; k < 2; ++k) {
-#pragma unroll
-          for (int i = 0; i < 4; i += 2) {  // what is summed is what is multiplied
-            low_weights += low_of(weights[k][i]) + high_of(weights[k][i]);
-            high_weights += low_of(weights[k][i + 1]) + high_of(weights[k][i + 1]);
-          }
+        for (int i = 0; i < 4; i += 2) {  // what is summed is what is multiplied
+          low_weights += low_of(weights[i]) + high_of(weights[i]);
+          high_weights += low_of(weights[i + 1]) + high_of(weights[i + 1]);
         }
         add_weighted_rows(sums, weights, values, from, 0);
       }
-      const float low_factor = 1.0F / (sum_of_row(low_weights) + low_carry * low_sum + kTiny);
-      const float high_factor = 1.0F / (sum_of_row(high_weights) + high_carry * high_sum + kTiny);
+      const float low_factor = 1.0F / (sum_of_row(low_weights) + kTiny);
+      const float high_factor = 1.0F / (sum_of_row(high_weights) + kTiny);
 #pragma unroll
       for (int n = 0; n < kColumns / 8; ++n) {
         sums[n][0] *= low_factor;
@@ -358,11 +356,11 @@ __global__ void __launch_bounds__(kReadThreads* kReadGroups)
       spread_columns(normaliser[0], low_sum, high_sum);
       float low_weights = 0.0F;
       float high_weights = 0.0F;
-      for (int from = 0; from <= row; from += 32) {
-        float p[4][4];
+      for (int from = 0; from <= row; from += 16) {
+        float p[2][4];
         multiply_rows(p, queries, row, keys, from);
 #pragma unroll
-        for (int n = 0; n < 4; ++n) {
+        for (int n = 0; n < 2; ++n) {
           const int j = from + n * 8 + lane % 4 * 2;
           low_weights +=
               p[n][0] * s.scalars.weight(low, j) + p[n][1] * s.scalars.weight(low, j + 1);

@@ -55,6 +55,7 @@ struct SharedTile {
                        int thread,
                        int threads) const {
     constexpr int kGroups = kColumns / 8;
+#pragma unroll 2
     for (int item = thread; item < rows * kGroups; item += threads) {
       const int row = item / kGroups;
       const int column = item % kGroups * 8;
@@ -67,6 +68,7 @@ struct SharedTile {
   __device__ void load_rounded(
       const float* first, std::int64_t stride, int rows, int thread, int threads) const {
     constexpr int kGroups = kColumns / 4;
+#pragma unroll 2  // sums of products wait in registers meanwhile
     for (int item = thread; item < rows * kGroups; item += threads) {
       const int row = item / kGroups;
       const int column = item % kGroups * 4;
@@ -90,9 +92,9 @@ __device__ void clear(float (&sums)[N][4]) {
   }
 }
 
-// sums = 16 rows of left times 32 rows of right, over their D columns.
+// sums = 16 rows of left times 16 rows of right, over their D columns.
 template <int D>
-__device__ void multiply_rows(float (&sums)[4][4],
+__device__ void multiply_rows(float (&sums)[2][4],
                               const SharedTile<D>& left,
                               int left_row,
                               const SharedTile<D>& right,
@@ -101,44 +103,35 @@ __device__ void multiply_rows(float (&sums)[4][4],
 #pragma unroll 2  // whole, it holds more operands than the registers of two blocks allow
   for (int k = 0; k < D; k += 16) {
     std::uint32_t a[4];
+    std::uint32_t b[4];
     load_matrices(a, left.by_rows(left_row, k));
-#pragma unroll
-    for (int n = 0; n < 4; n += 2) {
-      std::uint32_t b[4];
-      load_matrices(b, right.by_columns(right_row + n * 8, k));
-      multiply_add(sums[n], a, b[0], b[1]);
-      multiply_add(sums[n + 1], a, b[2], b[3]);
-    }
+    load_matrices(b, right.by_columns(right_row, k));
+    multiply_add(sums[0], a, b[0], b[1]);
+    multiply_add(sums[1], a, b[2], b[3]);
   }
 }
 
-// 16 x 32 sums as the left operand of the next product.
-__device__ inline void pack_left(std::uint32_t (&a)[2][4], const float (&p)[4][4]) {
-#pragma unroll
-  for (int k = 0; k < 2; ++k) {
-    a[k][0] = pack(p[2 * k][0], p[2 * k][1]);
-    a[k][1] = pack(p[2 * k][2], p[2 * k][3]);
-    a[k][2] = pack(p[2 * k + 1][0], p[2 * k + 1][1]);
-    a[k][3] = pack(p[2 * k + 1][2], p[2 * k + 1][3]);
-  }
+// 16 x 16 sums as the left operand of the next product.
+__device__ inline void pack_left(std::uint32_t (&a)[4], const float (&p)[2][4]) {
+  a[0] = pack(p[0][0], p[0][1]);
+  a[1] = pack(p[0][2], p[0][3]);
+  a[2] = pack(p[1][0], p[1][1]);
+  a[3] = pack(p[1][2], p[1][3]);
 }
 
-// sums += left [16, 32] times 32 rows of right, columns from `column`.
+// sums += left [16, 16] times 16 rows of right, columns from `column`.
 template <int N, int D>
 __device__ void add_weighted_rows(float (&sums)[N][4],
-                                  const std::uint32_t (&left)[2][4],
+                                  const std::uint32_t (&left)[4],
                                   const SharedTile<D>& right,
                                   int row,
                                   int column) {
 #pragma unroll
-  for (int k = 0; k < 2; ++k) {
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-      std::uint32_t b[4];
-      load_transposed(b, right.by_rows(row + k * 16, column + n * 8));
-      multiply_add(sums[n], left[k], b[0], b[1]);
-      multiply_add(sums[n + 1], left[k], b[2], b[3]);
-    }
+  for (int n = 0; n < N; n += 2) {
+    std::uint32_t b[4];
+    load_transposed(b, right.by_rows(row, column + n * 8));
+    multiply_add(sums[n], left, b[0], b[1]);
+    multiply_add(sums[n + 1], left, b[2], b[3]);
   }
 }
 
