@@ -21,6 +21,29 @@ __global__ void __launch_bounds__(kBlockThreads)
   d_weight[i] = store_as<W>(load_float(d_weight[i]) + sum);
 }
 
+void map(CudaStream& stream, DeviceScratch& scratch, const FeatureMapArrays<float>& a) {
+  plain_feature_map(stream, scratch, a);
+}
+
+void map(CudaStream& stream, DeviceScratch& scratch, const FeatureMapArrays<BFloat16>& a) {
+  has_mma_feature_map(a) ? mma_feature_map(stream, a) : plain_feature_map(stream, scratch, a);
+}
+
+void differentiate(CudaStream& stream,
+                   DeviceScratch& scratch,
+                   const FeatureMapArrays<float>& a,
+                   float* parts) {
+  plain_feature_map_backward(stream, scratch, a, parts);
+}
+
+void differentiate(CudaStream& stream,
+                   DeviceScratch& scratch,
+                   const FeatureMapArrays<BFloat16>& a,
+                   float* parts) {
+  has_mma_feature_map(a) ? mma_feature_map_backward(stream, scratch, a, parts)
+                         : plain_feature_map_backward(stream, scratch, a, parts);
+}
+
 template <class T>
 FeatureMapArrays<T> arrays_of(const ConstTensorView& y,
                               const ConstTensorView& x,
@@ -46,7 +69,7 @@ void backward(CudaStream& stream, const FeatureMapBackward& op) {
   const std::int64_t spans = ceil_div(a.tokens, a.span);
   const std::int64_t size = op.weight.size();
   auto* parts = scratch.take<float>(spans * size);
-  plain_feature_map_backward(stream, scratch, a, parts);
+  differentiate(stream, scratch, a, parts);
   dispatch_device("feature_map backward", op.d_weight.dtype, [&](auto zero) {
     using W = decltype(zero);
     add_parts_kernel<W>
@@ -67,7 +90,7 @@ void run(CudaStream& stream, const FeatureMapForward& op) {
     DeviceScratch scratch(stream);
     FeatureMapArrays<T> a = arrays_of<T>(op.y, op.x, op.weight);
     a.y_out = op.y.as<T>();
-    plain_feature_map(stream, scratch, a);
+    map(stream, scratch, a);
   });
 }
 

@@ -52,4 +52,13 @@ void plain_feature_map_backward(CudaStream& stream,
                                 const FeatureMapArrays<T>& a,
                                 float* parts);
 
+// The same on tensor cores, where the width has such kernels, the pointers allow 16-byte accesses
+// and the device has the shared memory.
+bool has_mma_feature_map(const FeatureMapArrays<BFloat16>& a);
+void mma_feature_map(CudaStream& stream, const FeatureMapArrays<BFloat16>& a);
+void mma_feature_map_backward(CudaStream& stream,
+                              DeviceScratch& scratch,
+                              const FeatureMapArrays<BFloat16>& a,
+                              float* parts);
+
 }  // namespace bifocal

@@ -39,6 +39,21 @@ decltype(auto) dispatch_device(std::string_view where, DType type, Function&& fu
   return function(float{});
 }
 
+// Shared memory that a block of the current device may have.
+inline int most_shared_bytes() {
+  int device = 0;
+  int bytes = 0;
+  BIFOCAL_CUDA(cudaGetDevice(&device));
+  BIFOCAL_CUDA(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+  return bytes;
+}
+
+// Allows a kernel more shared memory than the 48 KB that every device has.
+template <class Kernel>
+void allow_shared(Kernel kernel, int bytes) {
+  BIFOCAL_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+}
+
 // Throws unless the tensor's type is the wanted one.
 template <class View>
 void require_type(std::string_view where, std::string_view name, const View& tensor, DType wanted) {

@@ -86,10 +86,4 @@ __device__ inline void spread_columns(const float (&sum)[4], float& low_row, flo
   high_row = __shfl_sync(0xffffffffU, sum[2] + sum[3], lane / 4 * 4);
 }
 
-// Allows a kernel more than 48 KB of shared memory.
-template <class Kernel>
-void allow_shared(Kernel kernel, int bytes) {
-  BIFOCAL_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-}
-
 }  // namespace bifocal

@@ -413,7 +413,8 @@ __global__ void __launch_bounds__(2 * kThreads, D <= 128 ? 2 : 1)
       __syncthreads();
     }
     if (!of_keys) {
-      add_product(sums, keys, row, d_columns, s.scalars.write[low], s.scalars.write[low + 8]);
+      add_scaled_product(
+          sums, keys, row, d_columns, s.scalars.write[low], s.scalars.write[low + 8]);
     }
     __syncthreads();
     for (int reader = 0; reader < a.shape.readers; ++reader) {
@@ -492,11 +493,8 @@ bool has_mma_mlstm(const MlstmArrays<BFloat16>& a, bool backward) {
   if (!backward) {
     return true;
   }
-  int device = 0;
-  int most = 0;
-  BIFOCAL_CUDA(cudaGetDevice(&device));
-  BIFOCAL_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
-  return shared_bytes(dim) <= most && is_aligned(16, a.h, a.d_h, a.d_q, a.d_k, a.d_v);
+  return shared_bytes(dim) <= most_shared_bytes() &&
+         is_aligned(16, a.h, a.d_h, a.d_q, a.d_k, a.d_v);
 }
 
 int mma_mlstm_parts(int dim) {

@@ -135,7 +135,7 @@ __device__ void add_weighted_rows(float (&sums)[N][4],
   }
 }
 
-// The two products below take rows of the left operand by weights of its rows g and g + 8.
+// Rows g and g + 8 of a left operand, times their weights and rounded.
 __device__ inline void scale_rows(std::uint32_t (&a)[4], float low_row, float high_row) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -144,26 +144,34 @@ __device__ inline void scale_rows(std::uint32_t (&a)[4], float low_row, float hi
   }
 }
 
-// sums += 16 rows of left times right [K, 8 N].
+// sums += 16 rows of left, each times its weight, times right [K, 8 N].
 template <int N, int K, int C>
-__device__ void add_product(float (&sums)[N][4],
-                            const SharedTile<K>& left,
-                            int left_row,
-                            const SharedTile<C>& right,
-                            float low_weight,
-                            float high_weight) {
+__device__ void add_scaled_product(float (&sums)[N][4],
+                                   const SharedTile<K>& left,
+                                   int left_row,
+                                   const SharedTile<C>& right,
+                                   float low_weight,
+                                   float high_weight) {
 #pragma unroll 2
   for (int k = 0; k < K; k += 16) {
     std::uint32_t a[4];
     load_matrices(a, left.by_rows(left_row, k));
     scale_rows(a, low_weight, high_weight);
-#pragma unroll
-    for (int n = 0; n < N; n += 2) {
-      std::uint32_t b[4];
-      load_transposed(b, right.by_rows(k, n * 8));
-      multiply_add(sums[n], a, b[0], b[1]);
-      multiply_add(sums[n + 1], a, b[2], b[3]);
-    }
+    add_weighted_rows(sums, a, right, k, 0);
+  }
+}
+
+// sums += 16 rows of left times right [K, 8 N].
+template <int N, int K, int C>
+__device__ void add_product(float (&sums)[N][4],
+                            const SharedTile<K>& left,
+                            int left_row,
+                            const SharedTile<C>& right) {
+#pragma unroll 2
+  for (int k = 0; k < K; k += 16) {
+    std::uint32_t a[4];
+    load_matrices(a, left.by_rows(left_row, k));
+    add_weighted_rows(sums, a, right, k, 0);
   }
 }
 
