@@ -228,6 +228,17 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(MlstmArrays<B
 
 // ---- keys and values ----
 
+// Blocks of the kernel below on a multiprocessor. For sm_80 the compiler finds no way to hold it in
+// the 128 registers that two leave a thread.
+template <int D>
+__host__ __device__ constexpr int key_blocks() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return D < 128 ? 2 : 1;
+#else
+  return D <= 128 ? 2 : 1;
+#endif
+}
+
 template <int D>
 struct KeyShared {
   static constexpr int kColumns = kMlstmColumns<D>;
@@ -338,7 +349,7 @@ __device__ void weigh_reads(std::uint32_t (&left)[4],
 // A block for each 128 columns of a chunk of one value head. Four warps gather d_k, four d_v, which
 // goes on over the states that hold the value head.
 template <int D>
-__global__ void __launch_bounds__(2 * kThreads, D <= 128 ? 2 : 1)
+__global__ void __launch_bounds__(2 * kThreads, key_blocks<D>())
     key_gradients_kernel(MlstmArrays<BFloat16> a) {
   constexpr int kColumns = kMlstmColumns<D>;
   constexpr int kTile = kMlstmChunk * SharedTile<D>::kStride;
