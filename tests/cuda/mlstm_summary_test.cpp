@@ -39,11 +39,11 @@ std::vector<Problem> problems() {
 }
 
 double forward_bound(DType stored) {
-  return stored == DType::bf16 ? 4.0 / 512.0 : 2e-5;
+  return stored == DType::bf16 ? 3.0 / 512.0 : 2e-6;
 }
 
 double backward_bound(DType stored) {
-  return stored == DType::bf16 ? 8.0 / 512.0 : 5e-5;
+  return stored == DType::bf16 ? 8.0 / 512.0 : 4e-5;
 }
 
 class Shards {

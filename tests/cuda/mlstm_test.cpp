@@ -46,12 +46,12 @@ std::vector<Problem> problems() {
 // rounding at the store (2^-9), and weights, values and states rounded as operands of the products
 // (2^-9 each, of terms that partly cancel).
 double forward_bound(DType stored) {
-  return stored == DType::bf16 ? 4.0 / 512.0 : 2e-5;
+  return stored == DType::bf16 ? 3.0 / 512.0 : 2e-6;
 }
 
 // Differences v_j - h_t of numbers near each other lose some digits of either type.
 double backward_bound(DType stored) {
-  return stored == DType::bf16 ? 8.0 / 512.0 : 5e-5;
+  return stored == DType::bf16 ? 8.0 / 512.0 : 4e-5;
 }
 
 void check_forward(const MlstmCase& test, const MlstmTypes& types) {
