@@ -1,6 +1,8 @@
 // What the mLSTM's tensor core kernels share: a chunk's scalars in shared memory and its weights.
 #pragma once
 
+#include <type_traits>
+
 #include "kernels/mlstm_problem.cuh"
 #include "kernels/mma_tile.cuh"
 
@@ -11,6 +13,17 @@ inline constexpr int kMlstmStrips = kMlstmChunk / 16;  // warps that share a chu
 // Value or feature columns of one block: what the registers of its warps hold.
 template <int D>
 inline constexpr int kMlstmColumns = D < 128 ? D : 128;
+
+// Blocks of 256 threads on a multiprocessor. For sm_80 the compiler finds no way to hold 128
+// columns in the 128 registers that two blocks leave a thread.
+template <int D>
+__host__ __device__ constexpr int mlstm_blocks() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  return D < 128 ? 2 : 1;
+#else
+  return D <= 128 ? 2 : 1;
+#endif
+}
 
 // Exponents as sums of two floats: (row + column) is exact or rounds by less than a roundoff of
 // itself, so the parts below add what float32 sums would have lost.
@@ -57,6 +70,72 @@ struct MlstmChunkScalars {
   }
 };
 
+// A block's chunk of one state, and loads of its rows into tiles by threads [0, threads).
+struct MlstmBlock {
+  const MlstmArrays<BFloat16>& a;
+  int chunk, state, begin, length;
+
+  __device__ MlstmBlock(const MlstmArrays<BFloat16>& arrays, int chunk_index, int state_index)
+      : a(arrays),
+        chunk(chunk_index),
+        state(state_index),
+        begin(chunk_index * kMlstmChunk),
+        length(arrays.shape.length(chunk_index)) {}
+
+  // Of x [tokens, heads, dim], columns from `column`.
+  template <int C>
+  __device__ void load_head(const SharedTile<C>& tile,
+                            const BFloat16* x,
+                            int head,
+                            int column,
+                            int thread,
+                            int threads) const {
+    tile.load(x + a.shape.head_row(begin, head) + column,
+              static_cast<std::int64_t>(a.shape.heads) * a.shape.dim,
+              kMlstmChunk,
+              length,
+              thread,
+              threads);
+  }
+
+  template <int C>
+  __device__ void load_keys(const SharedTile<C>& tile, int column, int thread, int threads) const {
+    tile.load(a.k + a.shape.key_row(begin, state) + column,
+              static_cast<std::int64_t>(a.shape.states) * a.shape.dim,
+              kMlstmChunk,
+              length,
+              thread,
+              threads);
+  }
+
+  template <int C>
+  __device__ void load_values(const SharedTile<C>& tile,
+                              int column,
+                              int thread,
+                              int threads) const {
+    tile.load(a.v + a.shape.value_row(begin, state / a.shape.holders) + column,
+              static_cast<std::int64_t>(a.shape.v_heads) * a.shape.dim,
+              kMlstmChunk,
+              length,
+              thread,
+              threads);
+  }
+
+  // inverse and delta of a head's reads by threads [0, 64); 0 past the end.
+  __device__ void load_scalars(int head, float* inverse, float* delta) const {
+    const int t = static_cast<int>(threadIdx.x);
+    if (t < kMlstmChunk) {
+      const std::int64_t at = static_cast<std::int64_t>(head) * a.shape.tokens + begin + t;
+      inverse[t] = t < length ? a.inverse[at] : 0.0F;
+      delta[t] = t < length ? a.delta[at] : 0.0F;
+    }
+  }
+
+  __device__ const float* entering() const { return a.x + a.shape.state_at(chunk, state); }
+
+  __device__ const float* leaving() const { return a.d_x + a.shape.state_at(chunk, state); }
+};
+
 // n as two bfloat16 columns beside C, so that it enters products with 16 bits.
 template <int D>
 struct MlstmNormaliserColumns {
@@ -79,11 +158,40 @@ struct MlstmNormaliserColumns {
   }
 };
 
-// The two sums of rows g and g + 8 in columns 0 and 1, given to all lanes of the row.
-__device__ inline void spread_columns(const float (&sum)[4], float& low_row, float& high_row) {
-  const int lane = lane_of_warp();
-  low_row = __shfl_sync(0xffffffffU, sum[0] + sum[1], lane / 4 * 4);
-  high_row = __shfl_sync(0xffffffffU, sum[2] + sum[3], lane / 4 * 4);
+// Each chunk's sum of the gradient of the state before it, after inverse and delta.
+void mma_mlstm_read_sums(CudaStream& stream, const MlstmArrays<BFloat16>& a);
+
+// d_q, read, through and written, and the shared memory that they take: the most of all kernels.
+void mma_mlstm_query_gradients(CudaStream& stream, const MlstmArrays<BFloat16>& a);
+int mma_mlstm_query_bytes(int dim);
+
+template <int N>
+__device__ void scale_sums(float (&sums)[N][4], float low_row, float high_row) {
+#pragma unroll
+  for (int n = 0; n < N; ++n) {
+    sums[n][0] *= low_row;
+    sums[n][1] *= low_row;
+    sums[n][2] *= high_row;
+    sums[n][3] *= high_row;
+  }
+}
+
+// Calls function(std::integral_constant<int, width>{}) for a width that has kernels.
+template <class Function>
+void with_mma_width(int dim, Function&& function) {
+  if (dim == 64) {
+    function(std::integral_constant<int, 64>{});
+  } else if (dim == 128) {
+    function(std::integral_constant<int, 128>{});
+  } else {
+    function(std::integral_constant<int, 256>{});
+  }
+}
+
+inline dim3 mlstm_grid(const MlstmShape& shape, int rows, int parts) {
+  return dim3(static_cast<unsigned>(shape.chunks),
+              static_cast<unsigned>(rows),
+              static_cast<unsigned>(parts));
 }
 
 }  // namespace bifocal

@@ -1,135 +1,15 @@
-// The mLSTM's chunk products on CUDA cores: any width, any type; the float32 mode.
-#include "kernels/mlstm_problem.cuh"
-#include "kernels/plain_tile.cuh"
+// The mLSTM's chunk sums and reads on CUDA cores: any width, any type; the float32 mode.
+#include "kernels/mlstm_plain.cuh"
 
 namespace bifocal {
 namespace {
-
-static_assert(kMlstmChunk == kTile);
-
-constexpr float kTiny = 1e-30F;
-
-// One chunk of one state, or of one query head of it.
-template <class T>
-struct Place {
-  const MlstmArrays<T>& a;
-  int chunk, state, begin, length;
-
-  __device__ Place(const MlstmArrays<T>& arrays, int chunk_index, int state_index)
-      : a(arrays),
-        chunk(chunk_index),
-        state(state_index),
-        begin(chunk_index * kMlstmChunk),
-        length(arrays.shape.length(chunk_index)) {}
-
-  __device__ const double* row() const {
-    return a.scalars.row + static_cast<std::int64_t>(state) * a.shape.tokens + begin;
-  }
-
-  __device__ const double* column() const {
-    return a.scalars.column + static_cast<std::int64_t>(state) * a.shape.tokens + begin;
-  }
-
-  // D_tj, 0 where t does not see j.
-  __device__ float decay(int t, int j) const {
-    if (t >= length || j > t || begin + j < a.scalars.first[begin + t]) {
-      return 0.0F;
-    }
-    return mlstm_weight(row()[t], column()[j]);
-  }
-
-  // u_t: what the entering state keeps up to t.
-  __device__ float carry(int t) const {
-    if (t >= length || a.scalars.first[begin + t] >= 0) {
-      return 0.0F;
-    }
-    return mlstm_weight(
-        row()[t], a.scalars.before[static_cast<std::int64_t>(state) * a.shape.chunks + chunk]);
-  }
-
-  __device__ float key(int j, int feature) const {
-    return j < length && feature < a.shape.dim
-               ? load_float(a.k[a.shape.key_row(begin + j, state) + feature])
-               : 0.0F;
-  }
-
-  // Of [v, 1].
-  __device__ float value(int j, int i) const {
-    if (j >= length || i > a.shape.dim) {
-      return 0.0F;
-    }
-    return i == a.shape.dim
-               ? 1.0F
-               : load_float(a.v[a.shape.value_row(begin + j, state / a.shape.holders) + i]);
-  }
-
-  // Of a [tokens, heads, dim] tensor.
-  __device__ float at_head(const T* x, int t, int head, int i) const {
-    return t < length && i < a.shape.dim ? load_float(x[a.shape.head_row(begin + t, head) + i])
-                                         : 0.0F;
-  }
-
-  __device__ std::int64_t head_scalar(int t, int head) const {
-    return static_cast<std::int64_t>(head) * a.shape.tokens + begin + t;
-  }
-
-  // [e_t, r_t], the gradient of a read by the weighted sums of [v, 1].
-  __device__ float read_gradient(int t, int head, int i) const {
-    if (t >= length || i > a.shape.dim) {
-      return 0.0F;
-    }
-    return i == a.shape.dim ? a.delta[head_scalar(t, head)]
-                            : a.inverse[head_scalar(t, head)] * at_head(a.d_h, t, head, i);
-  }
-
-  // Of [C, n] as stored in x: row feature, column i.
-  __device__ float state_element(const float* x, int feature, int i) const {
-    const int dim = a.shape.dim;
-    if (feature >= dim || i > dim) {
-      return 0.0F;
-    }
-    const float* own = x + a.shape.state_at(chunk, state);
-    return i == dim ? own[static_cast<std::int64_t>(dim) * dim + feature]
-                    : own[static_cast<std::int64_t>(feature) * dim + i];
-  }
-};
-
-// Tile `tile` of the tiles of [C, n]: its first feature and value column.
-struct StateTile {
-  int feature, column;
-
-  __device__ StateTile(int tile, int dim) {
-    const int columns = dim / kTile + 1;
-    feature = tile / columns * kTile;
-    column = tile % columns * kTile;
-  }
-};
-
-int state_tiles(int dim) {
-  return static_cast<int>(ceil_div(dim, kTile)) * (dim / kTile + 1);
-}
-
-__device__ inline void store_state_tile(const MlstmShape& shape,
-                                        float* own,
-                                        const StateTile& place,
-                                        PlainTile& tile) {
-  const int dim = shape.dim;
-  tile.each([&](int row, int column, float sum) {
-    const int feature = place.feature + row;
-    const int i = place.column + column;
-    if (feature < dim && i <= dim) {
-      own[i == dim ? static_cast<std::int64_t>(dim) * dim + feature
-                   : static_cast<std::int64_t>(feature) * dim + i] = sum;
-    }
-  });
-}
 
 // A block for each tile of a chunk's sum_j w_j k_j [v_j, 1], w at the scale of the chunk's end.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads) sums_kernel(MlstmArrays<T> a) {
   __shared__ float weight[kMlstmChunk];
-  const Place<T> p(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
-  const StateTile place(static_cast<int>(blockIdx.z), a.shape.dim);
+  const MlstmPlace<T> p(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
+  const MlstmStateTile place(static_cast<int>(blockIdx.z), a.shape.dim);
   if (threadIdx.x < kMlstmChunk) {
     weight[threadIdx.x] = p.decay(p.length - 1, static_cast<int>(threadIdx.x));
   }
@@ -143,53 +23,12 @@ __global__ void __launch_bounds__(kTileThreads) sums_kernel(MlstmArrays<T> a) {
   store_state_tile(a.shape, a.x + a.shape.state_at(p.chunk, p.state), place, tile);
 }
 
-// D * q k^T of one head, the carries and the normalisers of its reads.
-struct Weights {
-  float weight[kMlstmChunk][kMlstmChunk + 1];
-  float carry[kMlstmChunk];
-  float normaliser[kMlstmChunk];
-};
-
-template <class T>
-__device__ void weigh_keys(const Place<T>& p, int head, Weights& out) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int dim = p.a.shape.dim;
-  if (thread < kMlstmChunk) {
-    out.carry[thread] = p.carry(thread);
-  }
-  PlainTile tile;
-  tile.clear();
-  tile.add_product(
-      dim,
-      [&](int t, int i) { return p.at_head(p.a.q, t, head, i); },
-      [&](int i, int j) { return p.key(j, i); });
-  tile.each([&](int t, int j, float sum) { out.weight[t][j] = p.decay(t, j) * sum; });
-  __syncthreads();
-  const int t = thread / 4;
-  float sum = 0.0F;
-  for (int j = thread % 4; j <= t; j += 4) {
-    sum += out.weight[t][j];
-  }
-  if (out.carry[t] != 0.0F) {
-    float read = 0.0F;
-    for (int i = thread % 4; i < dim; i += 4) {
-      read += p.at_head(p.a.q, t, head, i) * p.state_element(p.a.x, i, dim);
-    }
-    sum += out.carry[t] * read;
-  }
-  sum = sum_of_four(sum);
-  if (thread % 4 == 0) {
-    out.normaliser[t] = sum + kTiny;
-  }
-  __syncthreads();
-}
-
 // A block for each chunk of each query head.
 template <class T>
 __global__ void __launch_bounds__(kTileThreads) reads_kernel(MlstmArrays<T> a) {
-  __shared__ Weights weights;
+  __shared__ MlstmWeights weights;
   const int head = static_cast<int>(blockIdx.y);
-  const Place<T> p(a, static_cast<int>(blockIdx.x), head / a.shape.readers);
+  const MlstmPlace<T> p(a, static_cast<int>(blockIdx.x), head / a.shape.readers);
   weigh_keys(p, head, weights);
   // Carries only fall within a document and stay 0 after the first start.
   const bool carries = weights.carry[0] != 0.0F;
@@ -215,314 +54,19 @@ __global__ void __launch_bounds__(kTileThreads) reads_kernel(MlstmArrays<T> a) {
   }
 }
 
-// A block for each chunk of each query head: inverse and delta of its reads.
-template <class T>
-__global__ void __launch_bounds__(kTileThreads) read_scalars_kernel(MlstmArrays<T> a) {
-  __shared__ Weights weights;
-  const int head = static_cast<int>(blockIdx.y);
-  const Place<T> p(a, static_cast<int>(blockIdx.x), head / a.shape.readers);
-  weigh_keys(p, head, weights);
-  const int t = static_cast<int>(threadIdx.x) / 4;
-  float product = 0.0F;
-  for (int i = static_cast<int>(threadIdx.x) % 4; i < a.shape.dim; i += 4) {
-    product += p.at_head(a.h, t, head, i) * p.at_head(a.d_h, t, head, i);
-  }
-  product = sum_of_four(product);
-  if (threadIdx.x % 4 == 0 && t < p.length) {
-    const float inverse = 1.0F / weights.normaliser[t];
-    a.inverse[p.head_scalar(t, head)] = inverse;
-    a.delta[p.head_scalar(t, head)] = -inverse * product;
-  }
-}
-
-// A block for each tile of a chunk's sum over reads of u_t q_t [e_t, r_t].
-template <class T>
-__global__ void __launch_bounds__(kTileThreads) read_sums_kernel(MlstmArrays<T> a) {
-  __shared__ float carry[kMlstmChunk];
-  const Place<T> p(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
-  const StateTile place(static_cast<int>(blockIdx.z), a.shape.dim);
-  if (threadIdx.x < kMlstmChunk) {
-    carry[threadIdx.x] = p.carry(static_cast<int>(threadIdx.x));
-  }
-  __syncthreads();
-  PlainTile tile;
-  tile.clear();
-  if (carry[0] != 0.0F) {
-    for (int reader = 0; reader < a.shape.readers; ++reader) {
-      const int head = p.state * a.shape.readers + reader;
-      tile.add_product(
-          kMlstmChunk,
-          [&](int row, int t) { return carry[t] * p.at_head(a.q, t, head, place.feature + row); },
-          [&](int t, int column) { return p.read_gradient(t, head, place.column + column); });
-    }
-  }
-  store_state_tile(a.shape, a.d_x + a.shape.state_at(p.chunk, p.state), place, tile);
-}
-
-// Matrices [heads, chunks, 64, 64]: the weights and the gradients of q k^T.
-struct Matrices {
-  float *weights, *d_products;
-};
-
-__device__ inline std::int64_t matrix_at(const MlstmShape& shape, int chunk, int head) {
-  return (static_cast<std::int64_t>(head) * shape.chunks + chunk) * kMlstmChunk * kMlstmChunk;
-}
-
-// From terms[t][j] = w_tj s_tj, which is overwritten: sums over what decays through each token and
-// over what reads each token.
-template <class T>
-__device__ void differentiate_logs(const Place<T>& p, int head, float (*terms)[kMlstmChunk + 1]) {
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < kMlstmChunk) {
-    for (int t = kMlstmChunk - 2; t >= i; --t) {
-      terms[t][i] += terms[t + 1][i];
-    }
-  }
-  __syncthreads();
-  if (i < p.length) {
-    float through = 0.0F;
-    for (int j = 0; j < i; ++j) {
-      through += terms[i][j];
-    }
-    p.a.logs.through[p.head_scalar(i, head)] = through;
-    p.a.logs.written[p.head_scalar(i, head)] = terms[i][i];
-  }
-}
-
-// d_q = d_products k + u (e C^T + r n); read_t = q . the second part.
-template <class T>
-__device__ void differentiate_queries(const Place<T>& p,
-                                      int head,
-                                      const float (*d_products)[kMlstmChunk + 1],
-                                      const float* carry) {
-  const MlstmArrays<T>& a = p.a;
-  float read[4] = {};
-  for (int begin = 0; begin < a.shape.dim; begin += kTile) {
-    PlainTile tile;
-    tile.clear();
-    if (carry[0] != 0.0F) {
-      tile.add_product(
-          a.shape.dim + 1,
-          [&](int t, int i) { return carry[t] * p.read_gradient(t, head, i); },
-          [&](int i, int column) { return p.state_element(a.x, begin + column, i); });
-      tile.each([&](int t, int column, float sum) {
-        read[t - PlainTile::row()] += sum * p.at_head(a.q, t, head, begin + column);
-      });
-    }
-    tile.add_product(
-        kMlstmChunk,
-        [&](int t, int j) { return d_products[t][j]; },
-        [&](int j, int column) { return p.key(j, begin + column); });
-    tile.each([&](int t, int column, float sum) {
-      if (t < p.length && begin + column < a.shape.dim) {
-        a.d_q[a.shape.head_row(p.begin + t, head) + begin + column] = store_as<T>(sum);
-      }
-    });
-  }
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const float sum = sum_across_tile(read[r]);
-    const int t = PlainTile::row() + r;
-    if (PlainTile::column() == 0 && t < p.length) {
-      a.logs.read[p.head_scalar(t, head)] = sum;
-    }
-  }
-}
-
-// A block for each chunk of each query head.
-template <class T>
-__global__ void __launch_bounds__(kTileThreads)
-    differentiate_reads_kernel(MlstmArrays<T> a, Matrices matrices) {
-  __shared__ float terms[kMlstmChunk][kMlstmChunk + 1];
-  __shared__ float d_products[kMlstmChunk][kMlstmChunk + 1];
-  __shared__ float carry[kMlstmChunk];
-  const int head = static_cast<int>(blockIdx.y);
-  const Place<T> p(a, static_cast<int>(blockIdx.x), head / a.shape.readers);
-  const std::int64_t matrix = matrix_at(a.shape, p.chunk, head);
-  if (threadIdx.x < kMlstmChunk) {
-    carry[threadIdx.x] = p.carry(static_cast<int>(threadIdx.x));
-  }
-  PlainTile tile;
-  tile.clear();
-  tile.add_product(
-      a.shape.dim,
-      [&](int t, int i) { return p.at_head(a.q, t, head, i); },
-      [&](int i, int j) { return p.key(j, i); });
-  tile.each([&](int t, int j, float sum) { terms[t][j] = p.decay(t, j) * sum; });
-  tile.clear();
-  tile.add_product(
-      a.shape.dim + 1,
-      [&](int t, int i) { return p.read_gradient(t, head, i); },
-      [&](int i, int j) { return p.value(j, i); });
-  tile.each([&](int t, int j, float sum) {
-    const float weight = terms[t][j];  // this thread's own
-    const float d_product = p.decay(t, j) * sum;
-    matrices.weights[matrix + t * kMlstmChunk + j] = weight;
-    matrices.d_products[matrix + t * kMlstmChunk + j] = d_product;
-    terms[t][j] = weight * sum;
-    d_products[t][j] = d_product;
-  });
-  __syncthreads();
-  differentiate_logs(p, head, terms);
-  differentiate_queries(p, head, d_products, carry);
-}
-
-// u_last <X, dX>, the sum over a block in a fixed order.
-template <class T>
-__device__ float passed_whole(const Place<T>& p, float pass) {
-  __shared__ float partial[kTileThreads];
-  float sum = 0.0F;
-  if (pass != 0.0F) {
-    const std::int64_t at = p.a.shape.state_at(p.chunk, p.state);
-    for (std::int64_t i = threadIdx.x; i < p.a.shape.state_size(); i += kTileThreads) {
-      sum += p.a.x[at + i] * p.a.d_x[at + i];
-    }
-  }
-  partial[threadIdx.x] = sum;
-  for (unsigned half = kTileThreads / 2; half > 0; half /= 2) {
-    __syncthreads();
-    if (threadIdx.x < half) {
-      partial[threadIdx.x] += partial[threadIdx.x + half];
-    }
-  }
-  __syncthreads();
-  return pass * partial[0];
-}
-
-// A block for each chunk of each state: d_k = d_products^T q + w (dC v + dn), left and passed.
-template <class T>
-__global__ void __launch_bounds__(kTileThreads)
-    differentiate_keys_kernel(MlstmArrays<T> a, Matrices matrices) {
-  __shared__ float weight[kMlstmChunk];
-  const Place<T> p(a, static_cast<int>(blockIdx.x), static_cast<int>(blockIdx.y));
-  if (threadIdx.x < kMlstmChunk) {
-    weight[threadIdx.x] = p.decay(p.length - 1, static_cast<int>(threadIdx.x));
-  }
-  const std::int64_t pass_at = static_cast<std::int64_t>(p.state) * a.shape.chunks + p.chunk;
-  const float passed = passed_whole(p, a.scalars.pass[pass_at]);
-  if (threadIdx.x == 0) {
-    a.logs.passed[pass_at] = passed;
-  }
-  float left[4] = {};
-  for (int begin = 0; begin < a.shape.dim; begin += kTile) {
-    PlainTile tile;
-    tile.clear();
-    tile.add_product(
-        a.shape.dim + 1,
-        [&](int j, int i) { return weight[j] * p.value(j, i); },
-        [&](int i, int column) { return p.state_element(a.d_x, begin + column, i); });
-    tile.each([&](int j, int column, float sum) {
-      left[j - PlainTile::row()] += sum * p.key(j, begin + column);
-    });
-    for (int reader = 0; reader < a.shape.readers; ++reader) {
-      const int head = p.state * a.shape.readers + reader;
-      const float* d_products = matrices.d_products + matrix_at(a.shape, p.chunk, head);
-      tile.add_product(
-          kMlstmChunk,
-          [&](int j, int t) { return d_products[t * kMlstmChunk + j]; },
-          [&](int t, int column) { return p.at_head(a.q, t, head, begin + column); });
-    }
-    tile.each([&](int j, int column, float sum) {
-      if (j < p.length && begin + column < a.shape.dim) {
-        a.d_k[a.shape.key_row(p.begin + j, p.state) + begin + column] = store_as<T>(sum);
-      }
-    });
-  }
-#pragma unroll
-  for (int r = 0; r < 4; ++r) {
-    const float sum = sum_across_tile(left[r]);
-    const int j = PlainTile::row() + r;
-    if (PlainTile::column() == 0 && j < p.length) {
-      a.logs.left[static_cast<std::int64_t>(p.state) * a.shape.tokens + p.begin + j] = sum;
-    }
-  }
-}
-
-// A block for each chunk of each value head: d_v = sum over its states of weights^T e + w dC^T k.
-template <class T>
-__global__ void __launch_bounds__(kTileThreads)
-    differentiate_values_kernel(MlstmArrays<T> a, Matrices matrices) {
-  __shared__ float weight[kMlstmChunk];
-  const int v_head = static_cast<int>(blockIdx.y);
-  for (int begin = 0; begin < a.shape.dim; begin += kTile) {
-    PlainTile tile;
-    tile.clear();
-    for (int holder = 0; holder < a.shape.holders; ++holder) {
-      const Place<T> p(a, static_cast<int>(blockIdx.x), v_head * a.shape.holders + holder);
-      __syncthreads();
-      if (threadIdx.x < kMlstmChunk) {
-        weight[threadIdx.x] = p.decay(p.length - 1, static_cast<int>(threadIdx.x));
-      }
-      __syncthreads();
-      tile.add_product(
-          a.shape.dim,
-          [&](int j, int feature) { return weight[j] * p.key(j, feature); },
-          [&](int feature, int column) {
-            const int i = begin + column;
-            return i < a.shape.dim ? p.state_element(a.d_x, feature, i) : 0.0F;
-          });
-      for (int reader = 0; reader < a.shape.readers; ++reader) {
-        const int head = p.state * a.shape.readers + reader;
-        const float* weights = matrices.weights + matrix_at(a.shape, p.chunk, head);
-        tile.add_product(
-            kMlstmChunk,
-            [&](int j, int t) { return weights[t * kMlstmChunk + j]; },
-            [&](int t, int column) { return p.read_gradient(t, head, begin + column); });
-      }
-    }
-    tile.each([&](int j, int column, float sum) {
-      const int t = static_cast<int>(blockIdx.x) * kMlstmChunk + j;
-      if (t < a.shape.tokens && begin + column < a.shape.dim) {
-        a.d_v[a.shape.value_row(t, v_head) + begin + column] = store_as<T>(sum);
-      }
-    });
-  }
-}
-
-dim3 grid_over(const MlstmShape& shape, int rows, int tiles = 1) {
-  return dim3(static_cast<unsigned>(shape.chunks),
-              static_cast<unsigned>(rows),
-              static_cast<unsigned>(tiles));
-}
-
 }  // namespace
 
 template <class T>
 void plain_mlstm_sums(CudaStream& stream, const MlstmArrays<T>& a) {
-  const dim3 grid = grid_over(a.shape, a.shape.states, state_tiles(a.shape.dim));
+  const dim3 grid = mlstm_plain_grid(a.shape, a.shape.states, mlstm_state_tiles(a.shape.dim));
   sums_kernel<T><<<grid, kTileThreads, 0, stream.handle()>>>(a);
   BIFOCAL_CUDA(cudaGetLastError());
 }
 
 template <class T>
 void plain_mlstm_reads(CudaStream& stream, const MlstmArrays<T>& a) {
-  reads_kernel<T><<<grid_over(a.shape, a.shape.heads), kTileThreads, 0, stream.handle()>>>(a);
-  BIFOCAL_CUDA(cudaGetLastError());
-}
-
-template <class T>
-void plain_mlstm_read_gradients(CudaStream& stream, const MlstmArrays<T>& a) {
-  read_scalars_kernel<T>
-      <<<grid_over(a.shape, a.shape.heads), kTileThreads, 0, stream.handle()>>>(a);
-  BIFOCAL_CUDA(cudaGetLastError());
-  const dim3 grid = grid_over(a.shape, a.shape.states, state_tiles(a.shape.dim));
-  read_sums_kernel<T><<<grid, kTileThreads, 0, stream.handle()>>>(a);
-  BIFOCAL_CUDA(cudaGetLastError());
-}
-
-template <class T>
-void plain_mlstm_gradients(CudaStream& stream, DeviceScratch& scratch, const MlstmArrays<T>& a) {
-  const std::int64_t size =
-      static_cast<std::int64_t>(a.shape.heads) * a.shape.chunks * kMlstmChunk * kMlstmChunk;
-  const Matrices matrices{scratch.take<float>(size), scratch.take<float>(size)};
-  differentiate_reads_kernel<T>
-      <<<grid_over(a.shape, a.shape.heads), kTileThreads, 0, stream.handle()>>>(a, matrices);
-  BIFOCAL_CUDA(cudaGetLastError());
-  differentiate_keys_kernel<T>
-      <<<grid_over(a.shape, a.shape.states), kTileThreads, 0, stream.handle()>>>(a, matrices);
-  BIFOCAL_CUDA(cudaGetLastError());
-  differentiate_values_kernel<T>
-      <<<grid_over(a.shape, a.shape.v_heads), kTileThreads, 0, stream.handle()>>>(a, matrices);
+  reads_kernel<T>
+      <<<mlstm_plain_grid(a.shape, a.shape.heads), kTileThreads, 0, stream.handle()>>>(a);
   BIFOCAL_CUDA(cudaGetLastError());
 }
 
@@ -530,9 +74,5 @@ template void plain_mlstm_sums(CudaStream&, const MlstmArrays<float>&);
 template void plain_mlstm_sums(CudaStream&, const MlstmArrays<BFloat16>&);
 template void plain_mlstm_reads(CudaStream&, const MlstmArrays<float>&);
 template void plain_mlstm_reads(CudaStream&, const MlstmArrays<BFloat16>&);
-template void plain_mlstm_read_gradients(CudaStream&, const MlstmArrays<float>&);
-template void plain_mlstm_read_gradients(CudaStream&, const MlstmArrays<BFloat16>&);
-template void plain_mlstm_gradients(CudaStream&, DeviceScratch&, const MlstmArrays<float>&);
-template void plain_mlstm_gradients(CudaStream&, DeviceScratch&, const MlstmArrays<BFloat16>&);
 
 }  // namespace bifocal
