@@ -2,7 +2,6 @@
 
 import gzip
 import pathlib
-import subprocess
 import tempfile
 import unittest
 from unittest import mock

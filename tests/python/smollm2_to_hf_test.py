@@ -1,6 +1,5 @@
 """The parts of data/smollm2_to_hf.py that need no model."""
 
-import json
 import pathlib
 import tempfile
 import unittest
