@@ -79,6 +79,7 @@ void write_dataset(hid_t file,
   const Hdf5Handle properties(BIFOCAL_HDF5(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
   BIFOCAL_HDF5(H5Pset_chunk(properties.get(), 1, &chunk));
   BIFOCAL_HDF5(H5Pset_fletcher32(properties.get()));
+  BIFOCAL_HDF5(H5Pset_obj_track_times(properties.get(), false));  // equal documents, equal bytes
   const Hdf5Handle dataset(
       BIFOCAL_HDF5(
           H5Dcreate2(file, name, stored, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT)),
@@ -165,8 +166,10 @@ void TokenFileWriter::append(std::span<const std::int32_t> ids,
 
 void TokenFileWriter::write_file(const std::string& path) const {
   const Hdf5Handle access = checked_metadata();
-  Hdf5Handle file(BIFOCAL_HDF5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get())),
-                  H5Fclose);
+  const Hdf5Handle creation(BIFOCAL_HDF5(H5Pcreate(H5P_FILE_CREATE)), H5Pclose);
+  BIFOCAL_HDF5(H5Pset_obj_track_times(creation.get(), false));
+  Hdf5Handle file(
+      BIFOCAL_HDF5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get())), H5Fclose);
   write_attribute(file.get(), "format", kFormat);
   write_attribute(file.get(), "format_version", kFormatVersion);
   write_attribute(file.get(), "vocabulary", header_.vocabulary);

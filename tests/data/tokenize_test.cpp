@@ -102,7 +102,7 @@ TEST(Tokenize, ReadsEachFormOfLine) {
   EXPECT_EQ(report.train.documents, 5);
   EXPECT_EQ(report.train.tokens, 16);
   EXPECT_EQ(report.train.kept, 9);
-  EXPECT_EQ(report.lengths, (std::vector<std::int64_t>{1, 2, 2}));
+  EXPECT_EQ(report.total().lengths, (std::vector<std::int64_t>{1, 2, 2}));
   EXPECT_EQ(TokenFile(input.shard("train-00000.h5")).header().vocabulary_hash,
             vocabulary_hash(RegisterVocabulary().words()));
 }
@@ -163,13 +163,12 @@ TEST(Tokenize, ErrorsNameFileAndLine) {
       {"{\"ids\": [4294967297]}", "integer of 32 bits"},
       {"{\"ids\": [1.5]}", "integer of 32 bits"},
       {"{\"ids\": 3}", "array of integers"},
-      {"{\"ids\": []}", "no token"},
       {"{\"ids\": [1, 2], \"keep\": [1]}", "one entry per token"},
       {"{\"ids\": [1, 2], \"keep\": [1, 256]}", "0 and 1 only"},
-      {"{\"prompt_ids\": [1]}", "needs ids, prompt_ids and answer_ids, or text"},
+      {"{\"prompt_ids\": [1]}", "a line needs one of messages, text, ids"},
       {"{\"text\": \"add\"}", "text needs --tokenizer"},
-      {"{\"ids\": [1, 2}", "parse error"},
-      {"[1, 2]", ""},
+      {"{\"ids\": [1, 2}", "byte 14: wanted a JSON value"},
+      {"[1, 2]", "should hold an object"},
   };
   for (const auto& [line, wanted] : cases) {
     const Input input("{\"ids\": [1]}\n\n" + line + "\n");
@@ -201,10 +200,10 @@ TEST(Tokenize, ReportReadsAsATable) {
   TokenizeReport report;
   report.train = {.documents = 3, .tokens = 12, .kept = 9, .shards = 1};
   report.held_out = {.documents = 1, .tokens = 2, .kept = 1, .shards = 1};
-  report.lengths = {0, 1, 3};
+  report.sources = {{.name = "in.jsonl", .documents = 4, .lengths = {0, 1, 3}}};
   const std::string text = to_text(report);
   EXPECT_NE(text.find("held out: 25.00 % of the documents"), std::string::npos) << text;
-  EXPECT_NE(text.find("4 to 7                 3"), std::string::npos) << text;
+  EXPECT_NE(text.find("4 to          7            3"), std::string::npos) << text;
 }
 
 }  // namespace
