@@ -4,12 +4,19 @@
 #include <utility>
 
 #include "core/error.h"
-#include "core/utf8.h"
 #include "data/text_source.h"
+#include "data/utf8.h"
 
 namespace bifocal {
 
 namespace {
+
+// The first whole characters that fit `limit` bytes.
+std::string_view cut(std::string_view text, std::size_t limit) {
+  std::string_view start = text.substr(0, limit);
+  start.remove_suffix(start.size() < text.size() ? cut_utf8_bytes(start) : 0);
+  return start;
+}
 
 // What the library says, without the line that it counts within our line, and short: it repeats
 // the last word read, which may be a whole document.
@@ -18,23 +25,23 @@ std::string reason_of(const nlohmann::json::exception& error) {
   std::string_view reason = error.what();
   const std::size_t start = reason.find("syntax error");
   reason.remove_prefix(start == std::string_view::npos ? 0 : start);
-  const std::string_view cut = cut_utf8(reason, kLongest);
-  return std::string(cut) + (cut.size() < reason.size() ? ".." : "");
+  const std::string_view shown = cut(reason, kLongest);
+  return std::string(shown) + (shown.size() < reason.size() ? ".." : "");
 }
 
-std::string shown(const nlohmann::json& value) {
+std::string show(const nlohmann::json& value) {
   // A nested value is not written out: that recurses as deep as it is nested.
-  return value.is_structured() ? value.type_name() : std::string(cut_utf8(value.dump(), 40));
+  return value.is_structured() ? value.type_name() : std::string(cut(value.dump(), 40));
 }
 
 }  // namespace
 
 nlohmann::json parse_json_line(std::string_view line) {
-  const std::size_t valid = valid_utf8_bytes(line);
-  BIFOCAL_REQUIRE(valid == line.size(),
-                  "[json_lines] byte {}: wanted UTF-8, got 0x{:02x}: convert the text",
-                  valid + 1,
-                  static_cast<unsigned char>(line[valid]));
+  if (const auto wrong = find_invalid_utf8(line)) {
+    fail("[json_lines] byte {}: wanted UTF-8, got 0x{:02x}: convert the text",
+         *wrong + 1,
+         static_cast<unsigned char>(line[*wrong]));
+  }
   try {
     return nlohmann::json::parse(line);
   } catch (const nlohmann::json::parse_error& error) {
@@ -80,7 +87,7 @@ std::vector<std::int32_t> int32_array(const nlohmann::json& array) {
     BIFOCAL_REQUIRE(fits,
                     "[json_lines] entry {} should be an integer of 32 bits, got {}",
                     values.size(),
-                    shown(item));
+                    show(item));
     values.push_back(item.get<std::int32_t>());
   }
   return values;
