@@ -157,14 +157,6 @@ std::vector<std::int32_t> stop_ids(const GenerateCommand& command, const ModelCo
   return {eos->get<std::int32_t>()};
 }
 
-std::int64_t longest(const std::vector<Prompt>& prompts) {
-  std::size_t tokens = 0;
-  for (const Prompt& prompt : prompts) {
-    tokens = std::max(tokens, prompt.ids.size());
-  }
-  return static_cast<std::int64_t>(tokens);
-}
-
 void run_generate(const GenerateCommand& command, const RunConfig& run_config) {
   Session session(run_config);
   const Context context = session.context();
@@ -178,31 +170,21 @@ void run_generate(const GenerateCommand& command, const RunConfig& run_config) {
 
   AnswerSink sink(command.output);
   const std::int64_t batch = std::min(command.batch, static_cast<std::int64_t>(prompts.size()));
-  const std::int64_t capacity = longest(prompts) + command.sampling.max_new_tokens;
-  Generator generator(context, model.decoder(), batch, capacity);
+  Generator generator(context, model.decoder(), batch);
   GenerateOptions sampling = command.sampling;
   sampling.stop_ids = stop_ids(command, model.config());
   Console console(sink.is_file());
   const Stopwatch watch;
   std::int64_t tokens = 0;
   const auto total = static_cast<std::int64_t>(prompts.size());
-  for (std::int64_t first = 0; first < total; first += batch) {
-    const std::int64_t last = std::min(total, first + batch);
-    std::vector<std::vector<std::int32_t>> ids;
-    ids.reserve(static_cast<std::size_t>(last - first));
-    for (std::int64_t i = first; i < last; ++i) {
-      ids.push_back(prompts[static_cast<std::size_t>(i)].ids);
-    }
-    const std::vector<GeneratedAnswer> answers = generate(context, generator, ids, first, sampling);
-    for (std::size_t i = 0; i < answers.size(); ++i) {
-      sink.write(answer_line(prompts[static_cast<std::size_t>(first) + i], answers[i], tokenizer));
-      tokens += static_cast<std::int64_t>(answers[i].ids.size());
-    }
-    console.live(
-        fmt::format("{}/{} answers  {}",
-                    last,
-                    total,
-                    format_tokens_per_second(static_cast<double>(tokens) / watch.seconds())));
+  std::vector<GenerateRequest> requests;
+  for (const Prompt& prompt : prompts) {
+    requests.push_back({prompt.ids, requests.size()});
+  }
+  const auto answers = generate(context, generator, requests, sampling);
+  for (std::size_t i = 0; i < answers.size(); ++i) {
+    sink.write(answer_line(prompts[i], answers[i], tokenizer));
+    tokens += static_cast<std::int64_t>(answers[i].ids.size());
   }
   console.end_live();
   console.print(fmt::format(

@@ -21,9 +21,9 @@ namespace bifocal {
 
 class Generator {
  public:
-  // Room for `batch` sequences, each in a slot of its own. Takes decoders whose weights lie whole on
-  // this rank: replicated, or in parts over a group of one, then in any type (bf16 stays bf16 and is
-  // converted in registers). The decoder must outlive the generator.
+  // Room for `batch` sequences, each in a slot of its own. Takes decoders whose weights lie whole
+  // on this rank: replicated, or in parts over a group of one, then in any type (bf16 stays bf16
+  // and is converted in registers). The decoder must outlive the generator.
   Generator(Context context, Decoder& decoder, std::int64_t batch);
 
   std::int64_t batch() const { return static_cast<std::int64_t>(positions_.size()); }
@@ -55,14 +55,17 @@ class Generator {
   // The tokens that go through the model together: a chunk of one sequence, or one token of each of
   // several.
   struct Step;
+  struct Projected;
 
-  ConstTensorView forward(const Step& step);
+  ConstTensorView forward(Step& step, std::span<const std::int32_t> ids);
   void layer(std::int64_t index, const Step& step, const TensorView& x);
-  ConstTensorView mix(std::int64_t index, const Step& step, const ConstTensorView& a);
-  ConstTensorView far(std::int64_t index,
-                      const Step& step,
-                      const ConstTensorView& a,
-                      const Projected& projected);
+  TensorView mix(std::int64_t index, const Step& step, const ConstTensorView& a);
+  Projected project(std::int64_t index, const Step& step, const ConstTensorView& a);
+  TensorView near(std::int64_t index, const Step& step, const Projected& p);
+  TensorView far(std::int64_t index,
+                 const Step& step,
+                 const ConstTensorView& a,
+                 const Projected& p);
   // y [rows, out] = x weight^T + bias.
   void linear(const Step& step,
               const TensorView& y,
@@ -73,6 +76,11 @@ class Generator {
                 const TensorView& y,
                 const ConstTensorView& x,
                 const ConstTensorView& weight);
+  void rms_norm(const TensorView& y, const ConstTensorView& x, const ConstTensorView& weight);
+  ConstTensorView in_compute_type(const ConstTensorView& weight);
+  void embed(const TensorView& x, std::span<const std::int32_t> ids);
+
+  TensorView take(Use use, const Shape& shape) { return scratch_.take(use, context_.dtype, shape); }
 
   Context context_;
   Decoder* decoder_;
