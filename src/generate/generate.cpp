@@ -75,6 +75,9 @@ class Answering {
 
   void begin() {
     const auto index = static_cast<std::int64_t>(next_++);
+    if (events_.on_begin) {
+      events_.on_begin(index);
+    }
     if (options_.max_new_tokens <= 0) {
       finish(index);
       return;

@@ -112,10 +112,11 @@ struct GeneratedAnswer {
   bool stopped = false;           // false: max_new_tokens reached
 };
 
-// Either may be empty. `request` is an index into the requests.
+// Each may be empty. `request` is an index into the requests.
 struct GenerateEvents {
   std::function<void(std::int64_t request, std::int32_t id)> on_token;
   std::function<void(std::int64_t request, const GeneratedAnswer& answer)> on_finish;
+  std::function<void(std::int64_t request)> on_begin;  // its prompt is read next
 };
 
 // Answers to any number of requests, in their order. At most generator.batch() advance together; a
