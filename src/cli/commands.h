@@ -25,6 +25,7 @@ void require_one_rank(const CommandContext& context, std::string_view command);
 void add_plan_command(CLI::App& app, const CommandContext& context);
 void add_synth_command(CLI::App& app, const CommandContext& context);
 void add_tokenize_command(CLI::App& app, const CommandContext& context);
+void add_rows_command(CLI::App& app, const CommandContext& context);
 void add_pretrain_command(CLI::App& app, const CommandContext& context);
 void add_train_command(CLI::App& app, const CommandContext& context);
 void add_evaluate_command(CLI::App& app, const CommandContext& context);

@@ -37,6 +37,7 @@ void add_commands(CLI::App& app, const CommandContext& context) {
   add_plan_command(app, context);
   add_synth_command(app, context);
   add_tokenize_command(app, context);
+  add_rows_command(app, context);
   add_pretrain_command(app, context);
   add_train_command(app, context);
   add_evaluate_command(app, context);
