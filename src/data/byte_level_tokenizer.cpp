@@ -118,6 +118,11 @@ ByteLevelTokenizer::ByteLevelTokenizer(ByteLevelSpec spec)
       }
     }
   }
+  // The library decodes such tokens as they are searched.
+  for (const AddedToken& token : added_of(spec, true)) {
+    texts_[static_cast<std::size_t>(token.id)] =
+        bytes_of_token(token.content).value_or(token.content);
+  }
   for (const SplitStep& step : spec.steps) {
     steps_.push_back({step.puts_space ? std::nullopt : std::optional<SplitPattern>(step.pattern)});
   }
@@ -148,7 +153,7 @@ std::string ByteLevelTokenizer::normalize(std::string_view text) const {
 
 Encoding ByteLevelTokenizer::encode_with_ends(std::string_view text) const {
   require_utf8(text, "tokenizer");
-  Writer writer{.encoding = {}, .budget = SplitBudget(text.size())};
+  Writer writer{.encoding = {}, .budget = SplitBudget(time_to_split(text.size()))};
   std::string storage;
   for (const TextPart& raw : raw_tokens_.split(text)) {
     if (raw.id >= 0) {

@@ -19,11 +19,13 @@ struct Range {
   char32_t last;
 };
 
-// Letters, symbols and ideographs of common scripts: what most texts consist of.
+// Letters, symbols and ideographs of common scripts: what most texts consist of. And U+11A7, which
+// utf8proc drops behind a Hangul syllable, as if it were a final consonant.
 constexpr Range kInert[] = {{0x0000, 0x02FF},
                             {0x0400, 0x0482},
                             {0x048A, 0x0559},
                             {0x05D0, 0x05EA},
+                            {0x11A7, 0x11A7},
                             {0x2010, 0x2027},
                             {0x2030, 0x205E},
                             {0x2190, 0x2328},

@@ -90,11 +90,14 @@ SplitPattern::SplitPattern(std::string_view pattern) : text_(pattern) {
   pcre2_jit_compile(code, PCRE2_JIT_COMPLETE);
 }
 
-SplitBudget::SplitBudget(std::size_t text_bytes)
+std::chrono::duration<double> time_to_split(std::size_t text_bytes) {
+  return std::chrono::duration<double>(kSeconds +
+                                       kSecondsPerByte * static_cast<double>(text_bytes));
+}
+
+SplitBudget::SplitBudget(std::chrono::duration<double> time)
     : end_(std::chrono::steady_clock::now() +
-           std::chrono::duration_cast<std::chrono::steady_clock::duration>(
-               std::chrono::duration<double>(kSeconds +
-                                             kSecondsPerByte * static_cast<double>(text_bytes)))) {}
+           std::chrono::duration_cast<std::chrono::steady_clock::duration>(time)) {}
 
 void SplitBudget::check(const SplitPattern& pattern, bool at_once) {
   if (!at_once && ++calls_ % kWindow != 0) {

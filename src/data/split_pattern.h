@@ -29,10 +29,13 @@ class SplitPattern {
   std::shared_ptr<const void> code_;
 };
 
+// Far more than any pattern in use needs for a text of that size.
+std::chrono::duration<double> time_to_split(std::size_t text_bytes);
+
 // What cutting one text may cost: patterns are data, and some would take hours.
 class SplitBudget {
  public:
-  explicit SplitBudget(std::size_t text_bytes);
+  explicit SplitBudget(std::chrono::duration<double> time);
 
   // Throws Error naming the pattern once the time is over. Looks at the clock now and then only,
   // or at once.

@@ -74,15 +74,16 @@ def plain(*contents):
     return [AddedToken(content, special=False, normalized=False) for content in contents]
 
 
-def trained(vocabulary, normalizer, pre_tokenizer, first=(), ignore_merges=False):
-    tokenizer = Tokenizer(models.BPE(ignore_merges=ignore_merges))
+def trained(vocabulary, normalizer, pre_tokenizer, first=(), alphabet=(), **model):
+    tokenizer = Tokenizer(models.BPE(**model))
     if normalizer is not None:
         tokenizer.normalizer = normalizer
     tokenizer.pre_tokenizer = pre_tokenizer
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.train_from_iterator(training_text(vocabulary), trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=list(first), show_progress=False,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+        initial_alphabet=list(alphabet or pre_tokenizers.ByteLevel.alphabet()),
+        limit_alphabet=len(alphabet) or 256))
     return tokenizer
 
 
@@ -140,6 +141,14 @@ def make_gpt2():
         AddedToken("\u212b-unit", normalized=True, lstrip=True), AddedToken("    ", normalized=True)])
     tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
     return tokenizer
+
+
+def make_lacking(unknown):
+    """Bytes without a token: dropped, or the unknown token."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    kept = [letter for index, letter in enumerate(alphabet) if index % 9 != 4]
+    model = {"unk_token": unknown} if unknown else {}
+    return trained(320, None, pre_tokenizers.ByteLevel(add_prefix_space=False), special("<unk>"), kept, **model)
 
 
 def write_tokenizer(name, tokenizer):
@@ -269,13 +278,15 @@ def nfc_cases():
 
 
 def main():
-    makers = {"qwen": make_qwen, "smollm2": make_smollm2, "llama3": make_llama3, "gpt2": make_gpt2}
+    makers = {"qwen": make_qwen, "smollm2": make_smollm2, "llama3": make_llama3, "gpt2": make_gpt2,
+              "dropped": lambda: make_lacking(None), "unknown": lambda: make_lacking("<unk>")}
     lines = []
     draw = random.Random(3)
     for name, make in makers.items():
         tokenizer = write_tokenizer(name, make())
         size = tokenizer.get_vocab_size()
-        for text in [*TEXTS, *MARKERS, *(part * count for part, count in LONG), *random_texts()]:
+        texts = [*TEXTS, *MARKERS, *(part * count for part, count in LONG), *random_texts()]
+        for text in texts if size > 400 else texts[::3]:
             lines.append(text_case(name, tokenizer, text))
         for _ in range(60):  # tokens that cut characters
             lines.append(ids_case(name, tokenizer, [draw.choice([draw.randrange(256), draw.randrange(size)])
