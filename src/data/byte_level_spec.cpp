@@ -54,6 +54,20 @@ std::vector<Json> sequence_of(const Json& part, const char* key) {
   return part.at(key).get<std::vector<Json>>();
 }
 
+// The characters that stand for bytes, by byte.
+const std::vector<char32_t>& byte_alphabet() {
+  static const std::vector<char32_t> alphabet = [] {
+    std::vector<char32_t> characters(256);
+    char32_t next = 256;
+    for (unsigned byte = 0; byte < 256; ++byte) {
+      const bool is_printed = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
+      characters[byte] = is_printed ? byte : next++;
+    }
+    return characters;
+  }();
+  return alphabet;
+}
+
 class Reader {
  public:
   Reader(const Json& document, const std::string& file)
@@ -343,19 +357,6 @@ class Reader {
 };
 
 }  // namespace
-
-const std::vector<char32_t>& byte_alphabet() {
-  static const std::vector<char32_t> alphabet = [] {
-    std::vector<char32_t> characters(256);
-    char32_t next = 256;
-    for (unsigned byte = 0; byte < 256; ++byte) {
-      const bool is_printed = (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
-      characters[byte] = is_printed ? byte : next++;
-    }
-    return characters;
-  }();
-  return alphabet;
-}
 
 std::string token_of_byte(std::uint8_t byte) {
   const char32_t code = byte_alphabet()[byte];

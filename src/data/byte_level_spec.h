@@ -33,10 +33,7 @@ struct ByteLevelSpec {
   std::vector<std::int32_t> prefix;  // ids that the post-processor puts first
 };
 
-// The 256 characters that stand for bytes, by byte, as code points.
-const std::vector<char32_t>& byte_alphabet();
-
-// The bytes that a token stands for; nothing where it has other characters.
+// The bytes that a token stands for; nothing where it has characters that stand for none.
 std::optional<std::string> bytes_of_token(std::string_view token);
 
 // The character of a byte, as a token writes it.

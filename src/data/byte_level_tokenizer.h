@@ -20,9 +20,9 @@
 
 namespace bifocal {
 
-// Ids are those of the Hugging Face `tokenizers` library, with one exception: code points that
-// Unicode got after the version of PCRE2 count as unassigned. As there, a byte without a token
-// becomes the unknown token or, without one, nothing.
+// Ids are those of the Hugging Face `tokenizers` library, with one exception: code points newer
+// than the Unicode tables of PCRE2 and utf8proc (14 and 15 on Debian 12) count as unassigned. As
+// there, a byte without a token becomes the unknown token or, without one, nothing.
 class ByteLevelTokenizer final : public Tokenizer {
  public:
   // `file` names the document in errors. Throws Error naming what the document asks for in vain.
@@ -50,6 +50,10 @@ class ByteLevelTokenizer final : public Tokenizer {
  private:
   struct Writer;
 
+  struct Step {
+    std::optional<SplitPattern> pattern;  // nothing: puts a space
+  };
+
   explicit ByteLevelTokenizer(ByteLevelSpec spec);
 
   void encode_text(std::string_view text, std::size_t step, Writer& writer) const;
@@ -68,10 +72,6 @@ class ByteLevelTokenizer final : public Tokenizer {
   MergeTable merges_;
   std::optional<std::int32_t> unknown_;
   bool is_nfc_;
-
-  struct Step {
-    std::optional<SplitPattern> pattern;  // nothing: puts a space
-  };
 
   std::vector<Step> steps_;
   std::vector<std::int32_t> prefix_;

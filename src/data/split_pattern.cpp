@@ -20,8 +20,12 @@ constexpr std::uint32_t kHeapLimitKib = 256 << 10;  // where there is no compile
 // pass and exponential patterns do not.
 constexpr std::size_t kSteps = 5'000'000;
 constexpr std::size_t kStepsPerByte = 16;
-// A search is cut into windows of starts, so that the clock is looked at between them.
-constexpr std::size_t kWindow = 1024;
+// A search is cut into windows of starts, so that the clock is looked at between them: the smaller
+// the longer a start may take, which is as long as the text.
+constexpr std::size_t kMinWindow = 16;
+constexpr std::size_t kMaxWindow = 1024;
+constexpr std::size_t kWindowCost = 1 << 26;
+constexpr unsigned kCallsPerCheck = 1024;
 constexpr double kSeconds = 30.0;
 constexpr double kSecondsPerByte = 1e-5;
 
@@ -100,7 +104,7 @@ SplitBudget::SplitBudget(std::chrono::duration<double> time)
            std::chrono::duration_cast<std::chrono::steady_clock::duration>(time)) {}
 
 void SplitBudget::check(const SplitPattern& pattern, bool at_once) {
-  if (!at_once && ++calls_ % kWindow != 0) {
+  if (!at_once && ++calls_ % kCallsPerCheck != 0) {
     return;
   }
   BIFOCAL_REQUIRE(std::chrono::steady_clock::now() < end_,
@@ -117,8 +121,9 @@ bool Splitter::search(std::size_t from) {
   pcre2_set_match_limit(scratch.context.get(),
                         static_cast<std::uint32_t>(std::min<std::size_t>(
                             kSteps + kStepsPerByte * text_.size(), UINT32_MAX)));
+  const std::size_t window = std::clamp(kWindowCost / (text_.size() + 1), kMinWindow, kMaxWindow);
   for (std::size_t start = from;;) {
-    std::size_t end = std::min(start + kWindow, text_.size());
+    std::size_t end = std::min(start + window, text_.size());
     while (end < text_.size() && (static_cast<std::uint8_t>(text_[end]) & 0xC0U) == 0x80) {
       ++end;  // windows begin at characters
     }

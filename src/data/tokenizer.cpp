@@ -1,6 +1,9 @@
 // Which tokenizer a file holds, and text that comes token by token.
 #include "data/tokenizer.h"
 
+#include <algorithm>
+#include <utility>
+
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
@@ -13,7 +16,28 @@ namespace bifocal {
 
 namespace {
 
-constexpr std::uintmax_t kMaxFile = std::uintmax_t{256} << 20;
+constexpr std::uintmax_t kMaxFile = std::uintmax_t{64} << 20;
+constexpr int kMaxDepth = 64;
+
+// How deep arrays and objects are nested. Parsing takes hundreds of bytes a level.
+int depth_of(std::string_view json) {
+  int depth = 0;
+  int deepest = 0;
+  bool in_text = false;
+  for (std::size_t at = 0; at < json.size(); ++at) {
+    const char c = json[at];
+    if (c == '"') {
+      in_text = !in_text;
+    } else if (in_text) {
+      at += c == '\\' ? 1 : 0;
+    } else if (c == '[' || c == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return deepest;
+}
 
 std::unique_ptr<Tokenizer> tokenizer_of(const nlohmann::json& document, const std::string& file) {
   BIFOCAL_REQUIRE(
@@ -47,8 +71,13 @@ std::unique_ptr<Tokenizer> read_tokenizer(const std::filesystem::path& path) {
                   file.string(),
                   bytes,
                   kMaxFile);
+  const std::string text = read_file(file);
+  BIFOCAL_REQUIRE(depth_of(text) <= kMaxDepth,
+                  "[tokenizer] {} is no tokenizer.json: it is nested deeper than {} levels",
+                  file.string(),
+                  kMaxDepth);
   try {
-    return tokenizer_of(nlohmann::json::parse(read_file(file)), file.string());
+    return tokenizer_of(nlohmann::json::parse(text), file.string());
   } catch (const nlohmann::json::parse_error& wrong) {
     fail("[tokenizer] {} is not JSON: {}", file.string(), wrong.what());
   } catch (const nlohmann::json::exception& wrong) {

@@ -210,7 +210,7 @@ TEST(ByteLevelTokenizer, TextThatIsNotUtf8IsRefusedWithTheByte) {
 }
 
 TEST(ByteLevelTokenizer, LongRunsTakeNoQuadraticTime) {
-  const std::size_t length = 1 << 20;
+  const std::size_t length = 1 << 18;
   for (const char* name : {"qwen", "llama3", "smollm2"}) {
     const Tokenizer& tested = tokenizer(name);
     for (const char* part : {"a", " ", "\n", "=-", "\u8a18", "\u0301", "\u0301\u0323"}) {
@@ -221,7 +221,7 @@ TEST(ByteLevelTokenizer, LongRunsTakeNoQuadraticTime) {
       const auto start = std::chrono::steady_clock::now();
       EXPECT_EQ(tested.decode(tested.encode(text), false), tested.normalize(text));
       const std::chrono::duration<double> time = std::chrono::steady_clock::now() - start;
-      EXPECT_LT(time.count(), 20.0) << name << " " << part;  // quadratic: hours
+      EXPECT_LT(time.count(), 10.0) << name << " " << part;  // quadratic: minutes
     }
   }
 }

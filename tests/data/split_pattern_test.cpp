@@ -85,7 +85,7 @@ TEST(SplitPattern, OtherConstructsAreNamed) {
 TEST(SplitPattern, HostilePatternsAreStopped) {
   EXPECT_THROW(cut("(?:a+)+b|(?:a|a)+c", std::string(5000, 'a')), Error);
   EXPECT_THROW(cut("(?:a|b|ab)*[cd]", std::string(200'000, 'a'), 0.2), Error);
-  EXPECT_THROW(cut("a*b", std::string(500'000, 'a'), 0.2), Error);
+  EXPECT_THROW(cut("a*[bc]", std::string(500'000, 'a'), 0.2), Error);
 }
 
 }  // namespace

@@ -140,6 +140,8 @@ TEST_F(TokenizerRefusals, WrongFilesAreNamed) {
   }
   EXPECT_NE(refusal_of("{").find("not JSON"), std::string::npos);
   EXPECT_NE(refusal_of("[]").find("has no model"), std::string::npos);
+  EXPECT_NE(refusal_of(std::string(1 << 20, '[')).find("nested"), std::string::npos);
+  EXPECT_NE(refusal_of(std::string((64 << 20) + 1, ' ')).find("67108865 bytes"), std::string::npos);
   EXPECT_THROW(read_tokenizer(directory_.path("absent.json")), Error);
 }
 
