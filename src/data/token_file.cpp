@@ -2,7 +2,9 @@
 #include "data/token_file.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <tuple>
 #include <utility>
@@ -115,6 +117,18 @@ void read_range(hid_t dataset, hid_t type, std::int64_t begin, std::size_t size,
   BIFOCAL_HDF5(H5Dread(dataset, type, into.get(), from.get(), H5P_DEFAULT, out));
 }
 
+// Refuses what has not the form of checked_metadata before HDF5 parses it: damage in older forms,
+// which carry no checksums, can crash the library.
+void require_checked_metadata(const std::string& path) {
+  constexpr std::string_view kStart =
+      "\x89HDF\r\n\x1a\n\x03";  // signature, version 3 of the superblock
+  std::array<char, kStart.size()> start{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(start.data(), start.size());
+  BIFOCAL_REQUIRE(file && std::string_view(start.data(), start.size()) == kStart,
+                  "it does not begin like an HDF5 file with checksums");
+}
+
 // Metadata in the newest form that HDF5 1.10 writes, which carries checksums.
 Hdf5Handle checked_metadata() {
   Hdf5Handle access(BIFOCAL_HDF5(H5Pcreate(H5P_FILE_ACCESS)), H5Pclose);
@@ -214,6 +228,7 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   BIFOCAL_REQUIRE(
       std::filesystem::is_regular_file(path), "[token_file] no file {}: check the path", path);
   try {
+    require_checked_metadata(path);
     file_ = Hdf5Handle(BIFOCAL_HDF5(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT)), H5Fclose);
     read_header();
     open_datasets();

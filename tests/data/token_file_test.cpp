@@ -144,6 +144,17 @@ TEST(TokenFile, CutFilesAreRefused) {
   EXPECT_NE(fault(directory.path("none.h5")).find("no file"), std::string::npos);
 }
 
+TEST(TokenFile, FilesWithoutChecksummedMetadataAreRefused) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path("old.h5");
+  Hdf5Handle(BIFOCAL_HDF5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT)),
+             H5Fclose)
+      .close();
+  EXPECT_NE(fault(path).find("does not begin like an HDF5 file with checksums"), std::string::npos);
+  write_file_atomically(path, "text");
+  EXPECT_NE(fault(path).find("does not begin like an HDF5 file with checksums"), std::string::npos);
+}
+
 TEST(TokenFile, NoFlippedByteChangesWhatIsRead) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path("a.h5");
