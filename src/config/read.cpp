@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include "config/options.h"
+#include "config/toml.h"
 #include "core/error.h"
 #include "core/file.h"
 

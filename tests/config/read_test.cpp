@@ -45,6 +45,15 @@ std::string error_of(const std::string& text, const std::vector<Override>& overr
   return "";
 }
 
+TEST(Read, StrayCharactersAreErrorsOfTheirLine) {
+  for (const char* line :
+       {"[?]", "[\x0f]", "[\xc3\xa9]", "\xc3\xa9 = 1", "\xef\xb2\xbf = 1", "[a\xc3\xa9]"}) {
+    const std::string error = error_of(std::string("[run]\n") + line + "\n");
+    EXPECT_NE(error.find("wanted a TOML file"), std::string::npos) << line << ": " << error;
+    EXPECT_NE(error.find("FILE, line 2"), std::string::npos) << line << ": " << error;
+  }
+}
+
 TEST(Read, DefaultThenFileThenCommandLine) {
   const TemporaryFile file("[align]\nsteps = 7\nrate = 0.5\n[data]\ntrain = [\"a\"]\n");
   const RunConfig config =
