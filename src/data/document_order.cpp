@@ -10,9 +10,10 @@ namespace bifocal {
 
 namespace {
 
-constexpr std::size_t kFirstBatch = 64;                      // documents
-constexpr std::size_t kLargestBatch = std::size_t{1} << 19;  // where a batch stops to grow
-constexpr std::int64_t kReach = 1024;                        // documents that one read may span
+constexpr std::size_t kFirstBatch = 64;  // documents; each batch has four times those before,
+constexpr std::size_t kLargestBatch = std::size_t{1} << 19;  // up to here
+constexpr std::int64_t kGap = 1024;    // lengths not asked for that one read takes along,
+constexpr std::int64_t kSpan = 65536;  // and all that it takes
 
 }  // namespace
 
@@ -38,7 +39,7 @@ void DocumentOrder::read_batch(std::int64_t epoch, std::int64_t place) {
   const bool begins = epoch == epoch_ + 1 && place == 0;  // keeps the size
   std::size_t size = kFirstBatch;
   if (continues) {
-    size = std::clamp(2 * batch_.size(), kFirstBatch, kLargestBatch);
+    size = std::clamp(4 * batch_.size(), kFirstBatch, kLargestBatch);
   } else if (begins) {
     size = std::clamp(batch_.size(), kFirstBatch, kLargestBatch);
   }
@@ -61,7 +62,8 @@ void DocumentOrder::read_batch(std::int64_t epoch, std::int64_t place) {
   for (std::size_t i = 0; i < size;) {
     const std::int64_t first = wanted[i].first;
     std::size_t end = i + 1;
-    while (end < size && wanted[end].first < first + kReach) {
+    while (end < size && wanted[end].first <= wanted[end - 1].first + kGap &&
+           wanted[end].first < first + kSpan) {
       ++end;
     }
     lengths.resize(static_cast<std::size_t>(wanted[end - 1].first - first + 1));

@@ -97,7 +97,11 @@ RowPlan RowPacker::next() {
   RowPlan plan{.position = state_.counts.rows};
   std::int64_t room = options_.row_tokens;
   while (room > 0) {
-    const std::optional<std::size_t> source = choose(room, plan.pieces.empty());
+    std::optional<std::size_t> source = choose(room);
+    if (!source && plan.pieces.empty()) {  // all have run out, and waited for each other
+      std::ranges::for_each(active_, [this](std::size_t index) { begin_epoch(index); });
+      source = choose(room);
+    }
     if (!source) {
       break;
     }
@@ -116,7 +120,7 @@ RowPlan RowPacker::next() {
 
 // The source that lacks most tokens among those with a piece that fits. One that is a row ahead of
 // its share waits, so that short documents do not fill more than their share of the rows' ends.
-std::optional<std::size_t> RowPacker::choose(std::int64_t room, bool starts_row) {
+std::optional<std::size_t> RowPacker::choose(std::int64_t room) {
   const std::int64_t most_ahead = -options_.row_tokens * kShareUnits;
   std::ranges::sort(ranked_, [this](std::size_t a, std::size_t b) {
     const std::int64_t first = state_.sources[a].deficit;
@@ -125,10 +129,10 @@ std::optional<std::size_t> RowPacker::choose(std::int64_t room, bool starts_row)
   });
   for (const std::size_t index : ranked_) {
     const SourceState& source = state_.sources[index];
-    if (source.deficit <= most_ahead) {
+    if (source.deficit <= most_ahead && !options_.whole_epochs) {
       break;
     }
-    refill(index, starts_row || active_.size() > 1);
+    refill(index);
     if (!source.pool.empty() && source.pool.front().length <= room) {
       return index;
     }
@@ -136,25 +140,33 @@ std::optional<std::size_t> RowPacker::choose(std::int64_t room, bool starts_row)
   return std::nullopt;
 }
 
-// Draws documents until the pool is full or the epoch has none left; a drained pool begins the next
-// epoch where it may.
-void RowPacker::refill(std::size_t index, bool may_begin_epoch) {
+// Draws documents until the pool is full or the epoch has none left. A drained pool begins the next
+// epoch where it need not wait.
+void RowPacker::refill(std::size_t index) {
   SourceState& source = state_.sources[index];
   while (source.pool.size() < kPool) {
-    if (source.next == orders_[index].documents()) {
-      if (!source.pool.empty() || !may_begin_epoch) {
-        return;
-      }
-      BIFOCAL_REQUIRE(source.drawn > 0,
-                      "[rows] every document of {} is longer than a row of {} tokens: raise "
-                      "data.row_tokens, or set data.long = \"cut\"",
-                      sources_[index].name,
-                      options_.row_tokens);
-      ++state_.counts.sources[index].epoch;
-      source.next = 0;
-      source.drawn = 0;
+    if (source.next < orders_[index].documents()) {
+      draw(index);
+    } else if (source.pool.empty() && !options_.whole_epochs) {
+      begin_epoch(index);
+    } else {
+      return;
     }
-    draw(index);
+  }
+}
+
+void RowPacker::begin_epoch(std::size_t index) {
+  SourceState& source = state_.sources[index];
+  BIFOCAL_REQUIRE(source.drawn > 0,
+                  "[rows] every document of {} is longer than a row of {} tokens: raise "
+                  "data.row_tokens, or set data.long = \"cut\"",
+                  sources_[index].name,
+                  options_.row_tokens);
+  ++state_.counts.sources[index].epoch;
+  source.next = 0;
+  source.drawn = 0;
+  if (options_.whole_epochs) {
+    source.deficit = 0;
   }
 }
 

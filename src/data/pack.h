@@ -31,6 +31,9 @@ struct PackOptions {
   std::int64_t row_tokens = 0;
   std::uint64_t seed = 0;
   LongDocuments long_documents = LongDocuments::cut;
+  // Whether a source that ran out waits until all have, and their next epochs begin together, with
+  // a row. Shares then follow the weights only until the first has run out.
+  bool whole_epochs = false;
 };
 
 struct PackSource {
@@ -74,8 +77,8 @@ struct RowPlan {
 // share and has one that fits: of the source's pending documents the one that, alone or with
 // another, fills the row best, or every second time, while all of them fit, a random one. A bounded
 // number of documents is pending, drawn in a pseudo-random order of the source's documents that
-// each epoch has anew; an epoch begins when all pieces of the one before lie in rows. With one
-// source a row never holds two epochs. All memory is bounded by constants times the number of
+// each epoch has anew; a source's next epoch begins when all pieces of the one before lie in rows.
+// All memory is bounded by constants times the number of
 // sources; the rows are a function of the lengths and the options alone.
 class RowPacker {
  public:
@@ -115,8 +118,9 @@ class RowPacker {
   };
 
  private:
-  std::optional<std::size_t> choose(std::int64_t room, bool starts_row);
-  void refill(std::size_t index, bool may_begin_epoch);
+  std::optional<std::size_t> choose(std::int64_t room);
+  void refill(std::size_t index);
+  void begin_epoch(std::size_t index);
   void draw(std::size_t index);
   Piece take(std::size_t index, std::int64_t room, bool at_random);
 

@@ -53,8 +53,11 @@ struct RowSource::Impl {
                     "[row_source] the padding id {} is outside the vocabulary of {}",
                     options.pad_id,
                     options.vocabulary);
-    sequence.emplace(
-        RowPacker(std::move(sources), {options.row_tokens, options.seed, options.long_documents}));
+    sequence.emplace(RowPacker(std::move(sources),
+                               {.row_tokens = options.row_tokens,
+                                .seed = options.seed,
+                                .long_documents = options.long_documents,
+                                .whole_epochs = options.split == Split::held_out}));
     fill_sizes();
   }
 

@@ -64,8 +64,8 @@ class RowSource {
   // What rows [0, position) hold. counts.sources has the order of sources().
   PackCounts counts(std::int64_t position) const;
 
-  // How many of the first `most` rows come before any document comes a second time. One source: the
-  // rows of its first epoch.
+  // How many of the first `most` rows come before any document comes a second time. Rows of
+  // held-out documents repeat none until all have come.
   std::int64_t rows_without_repeats(std::int64_t most) const;
 
   const std::vector<SourceSize>& sources() const;

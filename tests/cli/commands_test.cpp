@@ -42,6 +42,7 @@ TEST(Commands, HelpListsTheCommandsAndExitsWithZero) {
                               "tokenize",
                               "pretrain",
                               "train",
+                              "rows",
                               "evaluate",
                               "export",
                               "memory",

@@ -65,6 +65,18 @@ TEST(Mixture, ReadsAFile) {
   EXPECT_THROW(read_mixture(directory.path("none.toml")), Error);
 }
 
+TEST(Mixture, TheShippedMixtureHasTheArticlesWeights) {
+  const std::string path = BIFOCAL_SOURCE_DIR "/data/mixtures/article.toml";
+  const Mixture mixture = parse_mixture(read_file(path), path, ".");
+  std::vector<std::pair<std::string, double>> weights;
+  for (const MixtureSource& source : mixture.sources) {
+    weights.emplace_back(source.name, source.weight);
+  }
+  EXPECT_EQ(weights,
+            (std::vector<std::pair<std::string, double>>{
+                {"chat", 40}, {"code", 20}, {"math", 20}, {"science", 15}, {"safety", 5}}));
+}
+
 TEST(Mixture, WhatCannotBeAMixtureIsRefused) {
   const std::string name = "name = \"a\"\n";
   const std::string paths = "paths = \"b\"\n";

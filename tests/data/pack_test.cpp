@@ -56,7 +56,8 @@ struct Corpus {
 };
 
 RowPacker one_source(DocumentLengths& lengths, std::int64_t row_tokens, std::uint64_t seed = 3) {
-  return RowPacker({{"one", 1.0, &lengths}}, {.row_tokens = row_tokens, .seed = seed});
+  return RowPacker({{"one", 1.0, &lengths}},
+                   {.row_tokens = row_tokens, .seed = seed, .whole_epochs = true});
 }
 
 double share(std::int64_t part, std::int64_t whole) {
@@ -136,6 +137,36 @@ TEST(Pack, EveryTokenOfEachSourcesEpochsLiesInOneRowOfAMixture) {
       }
     }
     EXPECT_GE(epochs, source == 0 ? 5 : 2);
+  }
+}
+
+// Every document once before any comes again, rows of their own for each epoch, and the weights
+// hold while all sources have documents.
+TEST(Pack, WholeEpochsOfAMixtureEndTogether) {
+  ListedLengths small = uniform_lengths(60, 50, 1);
+  ListedLengths large = uniform_lengths(3000, 100, 2);
+  RowPacker packer({{"small", 1, &small}, {"large", 1, &large}},
+                   {.row_tokens = 128, .seed = 1, .whole_epochs = true});
+  for (std::int64_t epoch = 0; epoch < 3; ++epoch) {
+    std::map<std::int64_t, Cover> cover;
+    std::map<std::int64_t, std::int64_t> early;  // tokens of the epoch's first rows
+    std::int64_t covered = 0;
+    const std::int64_t tokens =
+        std::accumulate(small.all().begin(), small.all().end(), std::int64_t{0}) +
+        std::accumulate(large.all().begin(), large.all().end(), std::int64_t{0});
+    for (int row = 0; covered < tokens; ++row) {
+      const RowPlan plan = packer.next();
+      ASSERT_EQ(plan.after.sources[0].epoch, epoch);
+      ASSERT_EQ(plan.after.sources[1].epoch, epoch);
+      for (const Piece& piece : plan.pieces) {
+        EXPECT_TRUE(cover[piece.source][piece.document].emplace(piece.begin, piece.length).second);
+        early[piece.source] += row < 15 ? piece.length : 0;
+        covered += piece.length;
+      }
+    }
+    expect_whole(cover[0], small.all());
+    expect_whole(cover[1], large.all());
+    EXPECT_NEAR(share(early[0], early[0] + early[1]), 0.5, 0.1);  // a row ahead is 1 / 15
   }
 }
 

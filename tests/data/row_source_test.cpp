@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -116,23 +117,36 @@ std::vector<std::vector<std::int32_t>> split_row(const Row& row) {
   return documents;
 }
 
+// Documents and pieces in the order of the rows, as many as the first epoch's tokens.
+std::vector<std::vector<std::int32_t>> first_epoch(const RowSource& source) {
+  std::vector<std::vector<std::int32_t>> pieces;
+  std::int64_t tokens = 0;
+  for (std::int64_t r = 0; tokens < source.sources()[0].tokens; ++r) {
+    for (auto& piece : split_row(source.row(r))) {
+      if (tokens < source.sources()[0].tokens) {
+        tokens += std::ssize(piece);
+        pieces.push_back(std::move(piece));
+      }
+    }
+  }
+  EXPECT_EQ(tokens, source.sources()[0].tokens);
+  return pieces;
+}
+
 TEST(RowSource, AnEpochHoldsEveryTrainDocumentOnce) {
   const Shards shards;
   const RowSource source(shards.options(97));
-  std::int64_t position = 0;
-  for (int epoch = 0; epoch < 3; ++epoch) {
-    std::set<std::int32_t> seen;
-    while (seen.size() < 90) {
-      for (const auto& document : split_row(source.row(position))) {
-        EXPECT_EQ(document, shards.documents.at(document[0]));
-        EXPECT_TRUE(seen.insert(document[0]).second);
-      }
-      ++position;
+  std::vector<std::int32_t> order;  // of the documents, by their first id
+  for (std::int64_t position = 0; order.size() < 270; ++position) {
+    for (const auto& document : split_row(source.row(position))) {
+      EXPECT_EQ(document, shards.documents.at(document[0]));
+      order.push_back(document[0]);
     }
-    EXPECT_EQ(*seen.rbegin(), 89);
-    if (epoch == 0) {
-      EXPECT_EQ(position, epoch_rows(source));
-    }
+    EXPECT_EQ(position < epoch_rows(source), order.size() <= 90);
+  }
+  for (auto begin = order.begin(); begin != order.begin() + 270; begin += 90) {
+    EXPECT_EQ(std::set<std::int32_t>(begin, begin + 90).size(), 90U);
+    EXPECT_EQ(*std::max_element(begin, begin + 90), 89);
   }
 }
 
@@ -146,21 +160,24 @@ TEST(RowSource, CountsAreThoseOfTheRows) {
   EXPECT_EQ(size.weight, 1.0);
   std::int64_t tokens = 0;
   std::int64_t padding = 0;
-  const std::int64_t rows = epoch_rows(source);
-  for (std::int64_t r = 0; r < rows; ++r) {
+  std::int64_t documents = 0;
+  constexpr std::int64_t kRows = 100;  // more than three epochs
+  for (std::int64_t r = 0; r < kRows; ++r) {
     EXPECT_EQ(source.counts(r).tokens(), tokens);
     const Row row = source.row(r);
     tokens += row.tokens() - row.padding;
     padding += row.padding;
+    documents += std::ssize(split_row(row));
   }
-  const PackCounts counts = source.counts(rows);
+  const PackCounts counts = source.counts(kRows);
+  EXPECT_EQ(counts.rows, kRows);
   EXPECT_EQ(counts.tokens(), tokens);
   EXPECT_EQ(counts.padding, padding);
-  EXPECT_EQ(counts.sources[0].documents, 90);
+  EXPECT_EQ(counts.sources[0].documents, documents);
   EXPECT_EQ(counts.sources[0].cut, 0);
-  EXPECT_EQ(size.tokens, tokens);
-  EXPECT_EQ(size.epochs(counts.sources[0]), 1.0);
-  EXPECT_EQ(size.epochs(source.counts(3 * rows).sources[0]) > 2.5, true);
+  EXPECT_EQ(counts.sources[0].epoch, documents / 90);
+  EXPECT_EQ(size.epochs(counts.sources[0]),
+            static_cast<double>(tokens) / static_cast<double>(size.tokens));
   const std::vector<std::int64_t> lengths = source.length_histogram(0);
   for (std::size_t power = 0; power < lengths.size(); ++power) {
     EXPECT_EQ(lengths[power], std::ranges::count_if(shards.documents, [&](const auto& entry) {
@@ -183,6 +200,31 @@ TEST(RowSource, RowsDoNotDependOnTheOrderOfAsking) {
   }
   for (const std::int64_t r : {std::int64_t{0}, rows - 1, std::int64_t{1}, rows / 2}) {
     EXPECT_TRUE(equal(forward.row(r), expected[static_cast<std::size_t>(r)])) << r;
+  }
+}
+
+TEST(RowSource, SeveralThreadsReadTheSameRows) {
+  const Shards shards;
+  const RowSource alone(shards.options(97));
+  const RowSource shared(shards.options(97));
+  constexpr std::int64_t kRows = 60;
+  std::array<std::vector<Row>, 4> read;
+  std::vector<std::thread> threads;
+  for (std::size_t t = 0; t < read.size(); ++t) {
+    threads.emplace_back([&shared, &rows = read[t], backward = t % 2 == 1] {
+      for (std::int64_t r = 0; r < kRows; ++r) {
+        rows.push_back(shared.row(backward ? kRows - 1 - r : r));
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  for (std::int64_t r = 0; r < kRows; ++r) {
+    const Row wanted = alone.row(r);
+    for (std::size_t t = 0; t < read.size(); ++t) {
+      EXPECT_TRUE(equal(read[t][static_cast<std::size_t>(t % 2 == 1 ? kRows - 1 - r : r)], wanted));
+    }
   }
 }
 
@@ -217,10 +259,9 @@ TEST(RowSource, LongDocumentsAreCutIntoPieces) {
   });
   EXPECT_EQ(source.counts(epoch_rows(source)).sources[0].cut, too_long);
   std::vector<std::int32_t> seen;
-  for (std::int64_t r = 0; r < epoch_rows(source); ++r) {
-    for (const auto& piece : split_row(source.row(r))) {
-      seen.insert(seen.end(), piece.begin(), piece.end());
-    }
+  for (const auto& piece : first_epoch(source)) {
+    EXPECT_LE(piece.size(), 16U);
+    seen.insert(seen.end(), piece.begin(), piece.end());
   }
   std::vector<std::int32_t> wanted;
   for (const auto& [number, ids] : shards.documents) {
@@ -239,7 +280,7 @@ TEST(RowSource, LongDocumentsAreKeptOut) {
   options.long_documents = LongDocuments::drop;
   const RowSource source(options);
   std::set<std::int32_t> seen;
-  for (std::int64_t r = 0; r < epoch_rows(source); ++r) {
+  for (std::int64_t r = 0; r <= epoch_rows(source); ++r) {
     for (const auto& document : split_row(source.row(r))) {
       EXPECT_EQ(document, shards.documents.at(document[0]));
       seen.insert(document[0]);
@@ -283,11 +324,9 @@ TEST(RowSource, ManyShardsAreReadWithFewOpen) {
   const RowSource source(shards.options(97));
   EXPECT_EQ(source.sources()[0].shards, 62);
   std::set<std::int32_t> seen;
-  for (std::int64_t r = 0; r < epoch_rows(source); ++r) {
-    for (const auto& document : split_row(source.row(r))) {
-      EXPECT_EQ(document, shards.documents.at(document[0]));
-      EXPECT_TRUE(seen.insert(document[0]).second);
-    }
+  for (const auto& document : first_epoch(source)) {
+    EXPECT_EQ(document, shards.documents.at(document[0]));
+    EXPECT_TRUE(seen.insert(document[0]).second);
   }
   EXPECT_EQ(seen.size(), 210U);
   std::int64_t open = 0;
@@ -357,9 +396,14 @@ TEST(RowSource, HeldOutDocumentsStayApart) {
   options.split = Split::held_out;
   const RowSource source(options);
   EXPECT_EQ(source.sources()[0].documents, 5);
-  for (const auto& document : split_row(source.row(0))) {
-    EXPECT_GE(document[0], 90);
+  std::size_t documents = 0;
+  for (std::int64_t r = 0; r < epoch_rows(source); ++r) {  // each once, in rows of their own
+    for (const auto& document : split_row(source.row(r))) {
+      EXPECT_GE(document[0], 90);
+      ++documents;
+    }
   }
+  EXPECT_EQ(documents, 5U);
   options.mixture = one({shards.path("train-00000.h5")});
   EXPECT_THROW(RowSource{options}, Error);
 }
