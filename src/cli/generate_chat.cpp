@@ -23,11 +23,7 @@ class Conversation {
         options_(generate_options(command, files, model.config(), true)),
         console_(true, stderr),
         warning_(model.config(), console_) {
-    const std::optional<std::int32_t> end = tokenizer_.find(chat_.end_of_turn());
-    BIFOCAL_REQUIRE(end.has_value(),
-                    "[generate] the tokenizer has no {}: give another --chat-template",
-                    chat_.end_of_turn());
-    end_of_turn_ = *end;
+    end_of_turn_ = tokenizer_.find(chat_.end_of_turn()).value();
     forget();
   }
 

@@ -118,6 +118,14 @@ ModelFiles::ModelFiles(const GenerateCommand& command, const RunConfig& run)
     : directories_(directories_of(command, run)) {
   find_tokenizer(command);
   find_chat_template(command);
+  if (chat_template_ && tokenizer_ && !tokenizer_->find(chat_template_->end_of_turn())) {
+    no_chat_template_ = fmt::format(
+        "[generate] the tokenizer has no {}, which ends the turns of {}: give another "
+        "--chat-template",
+        chat_template_->end_of_turn(),
+        chat_template_->name());
+    chat_template_.reset();
+  }
   for (const fs::path& directory : directories_) {
     if (fs::exists(directory / "generation_config.json")) {
       generation_config_ = read_json_object(directory / "generation_config.json");

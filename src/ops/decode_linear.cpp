@@ -2,6 +2,7 @@
 // one vector accumulator that takes the inputs in order, so tiles of all sizes round alike.
 #include "ops/decode_linear.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "ops/vector_math.h"
@@ -80,6 +81,8 @@ struct Product {
   const T* bias;  // may be null
   std::int64_t in, x_stride, y_stride;
 
+  static constexpr std::int64_t kAhead = 16384 / static_cast<std::int64_t>(sizeof(Stored));
+
   // Outputs [output, output + kOut) of rows [row, row + kRow).
   template <std::int64_t kOut, std::int64_t kRow>
   void tile(std::int64_t output, std::int64_t row) const {
@@ -100,6 +103,9 @@ struct Product {
     };
     const std::int64_t whole = in - in % kLanes<T>;
     for (std::int64_t i = 0; i < whole; i += kLanes<T>) {
+      if (row == 0) {
+        prefetch<kOut>(w + i);
+      }
       add([&](std::int64_t o) { return load<T>(w + o * in + i); },
           [&](std::int64_t r) { return load<T>(from + r * x_stride + i); });
     }
@@ -112,6 +118,16 @@ struct Product {
         const T start = bias == nullptr ? T{0} : bias[output + o];
         y[(row + r) * y_stride + output + o] = start + sum_of_lanes<T>(sums[o][r]);
       }
+    }
+  }
+
+  // The weights of the tile after the next loads, from memory: rows are short, and the processor's
+  // own prefetching begins anew with each.
+  template <std::int64_t kOut>
+  void prefetch(const Stored* w) const {
+    const std::int64_t ahead = std::min<std::int64_t>(kOut * in, kAhead);
+    for (std::int64_t o = 0; o < kOut; ++o) {
+      __builtin_prefetch(w + o * in + ahead);
     }
   }
 
