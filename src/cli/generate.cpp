@@ -172,8 +172,8 @@ class Answers {
   void summarise(const Generator& generator) {
     console_.end_live();
     console_.print(fmt::format(
-        "{} answers, {} tokens, {}; prompts {} tokens, {}",
-        records_.size(),
+        "{}, {} tokens, {}; prompts {} tokens, {}",
+        records_.size() == 1 ? "1 answer" : fmt::format("{} answers", records_.size()),
         format_count(tokens_),
         answer_rate(),
         format_count(prompt_tokens_),

@@ -103,13 +103,24 @@ void LayerCache::make_room(KeyValues& cache, std::int64_t tokens) {
   }
   const std::int64_t wanted = std::max(tokens, capacity + capacity / 4);
   const std::int64_t room = (wanted + kGrowthTokens - 1) / kGrowthTokens * kGrowthTokens;
-  for (Tensor* tensor : {&cache.k, &cache.v}) {
+  const auto enlarge = [&](Tensor& tensor) {
     Tensor larger =
         context_.memory.empty(Region::cache, context_.dtype, {room, kv_heads_ * head_dim_});
-    if (*tensor) {
-      std::memcpy(larger.view().data, tensor->view().data, tensor->view().bytes());
+    if (tensor) {
+      std::memcpy(larger.view().data, tensor.view().data, tensor.view().bytes());
     }
-    *tensor = std::move(larger);
+    tensor = std::move(larger);
+  };
+  try {
+    enlarge(cache.k);
+    enlarge(cache.v);
+  } catch (const Error& error) {
+    fail(
+        "[generate] the cache of a layer with full attention cannot grow from {} to {} tokens: "
+        "answer fewer prompts at once (--batch), or shorter\n{}",
+        capacity,
+        room,
+        error.what());
   }
   context_.memory.trim();  // outgrown blocks fit no one
 }
