@@ -123,6 +123,22 @@ TEST_F(GenerateCommandTest, WritesALineForEachPromptInOrder) {
   EXPECT_NE(outcome.err.find("at the end: cache "), std::string::npos) << outcome.err;
 }
 
+// Llama 3's <|begin_of_text|> stands before a plain prompt; a chat template writes it itself.
+TEST_F(GenerateCommandTest, APrefixStandsBeforePlainPromptsAlone) {
+  const std::unique_ptr<Tokenizer> llama = read_tokenizer(kTokenizers + "llama3");
+  ASSERT_EQ(llama->prefix().size(), 1U);
+  config_["vocab_size"] = llama->vocabulary();
+  write_config();
+  const auto lines = answer("--chat-template llama3 --prompt hello --user hello --tokenizer " +
+                            kTokenizers + "llama3/tokenizer.json")
+                         .lines();
+  ASSERT_EQ(lines.size(), 2U);
+  EXPECT_EQ(lines[0].at("prompt_tokens"), llama->encode("hello").size() + 1);
+  const std::vector<Message> user = {{"user", "hello"}};
+  EXPECT_EQ(lines[1].at("prompt_tokens"),
+            encode_chat(ChatTemplate::named("llama3"), *llama, user, true).ids.size());
+}
+
 // The same tokens by every way in.
 TEST_F(GenerateCommandTest, TextsIdsMessagesAndChatsAreTheSamePrompts) {
   const std::vector<std::int32_t> plain = tokenizer_->encode("hello there");
