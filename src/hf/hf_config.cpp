@@ -203,7 +203,8 @@ MixerSettings parse_alias(const JsonFields& config) {
 
 // The base model's keys, without what makes it a student.
 std::string base_json(OrderedJson json, Family family) {
-  for (const char* key : {"mixers", "base_model_type", "mixer", "window", "sink_tokens"}) {
+  for (const char* key :
+       {"mixers", "base_model_type", "auto_map", "mixer", "window", "sink_tokens"}) {
     json.erase(key);
   }
   json["model_type"] = name_of(family);
@@ -228,6 +229,7 @@ ModelConfig parse_hf_config(const std::string& json, const std::string& where) {
   model.rope_theta = rope.theta;
   model.rope_scaling = rope.scaling;
   refuse_other_mathematics(config, model.family, model.layers);
+  refuse_other_code(config, is_student);
 
   if (is_student) {
     model.mixers = parse_mixers(config, model.layers);
