@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "hf/strict_json.h"
 
 namespace bifocal {
 
@@ -73,7 +74,7 @@ constexpr Flag kAbsent[] = {
 };
 
 [[noreturn]] void refuse(const JsonFields& config, const std::string& key, const char* reason) {
-  fail("[config] {}: {} = {}: {}", config.where(), key, config.find(key)->dump(), reason);
+  fail("[config] {}: {} = {}: {}", config.where(), key, shown(*config.find(key)), reason);
 }
 
 void refuse_tables(const JsonFields& config) {
@@ -132,7 +133,7 @@ void refuse_layer_kinds(const JsonFields& config, Family family, std::int64_t la
       BIFOCAL_REQUIRE(type == "full_attention",
                       "[config] {}: layer_types holds {}: only full_attention is supported",
                       config.where(),
-                      type.dump());
+                      shown(type));
     }
   }
   // The Qwen families slide only where use_sliding_window says so, whatever the window is.

@@ -82,6 +82,17 @@ def assert_close(got, wanted, tolerance=LOGIT_TOLERANCE):
     assert error <= tolerance, f"differs by {error:.3g} of the largest value, more than {tolerance:.3g}"
 
 
+def assert_same_answer(model, prompt, got, wanted):
+    """Greedy answers are the same ids. Where two logits lie within rounding of each other either may win, and what
+    follows differs: only such a tie excuses a difference."""
+    if got == wanted:
+        return
+    at = next(i for i, (left, right) in enumerate(zip(got, wanted)) if left != right)
+    logits = logits_of(model, prompt + wanted[:at])[-1]
+    gap = (logits[got[at]] - logits[wanted[at]]).abs() / logits.abs().max()
+    assert gap <= 2 * LOGIT_TOLERANCE, f"token {at} is {got[at]}, wanted {wanted[at]}: their logits are {gap:.3g} apart"
+
+
 def padded(prompts, pad=0):
     """ids and attention_mask [B, T], padded on the left."""
     import torch

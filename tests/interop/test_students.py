@@ -9,6 +9,7 @@ import transformers
 from support import (
     MACHINE,
     assert_close,
+    assert_same_answer,
     code_of,
     export,
     generate,
@@ -42,7 +43,9 @@ def test_greedy_answers_are_ours(students, tmp_path, name):
     prompts = [random_ids(count, 7 + count) for count in (1, 40, 3)]
     ours = our_answers(students / name, prompts, 200, tmp_path)
     assert all(len(answer) == 200 for answer in ours)
-    assert generate(load(students / name), *padded(prompts)).tolist() == ours
+    model = load(students / name)
+    for prompt, answer, wanted in zip(prompts, generate(model, *padded(prompts)).tolist(), ours):
+        assert_same_answer(model, prompt, answer, wanted)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -52,7 +55,8 @@ def test_left_padded_batches_answer_like_single_prompts(students, name):
     ids, mask = padded(prompts, pad=5)
     together = generate(model, ids, mask, new_tokens=40)
     for prompt, answer in zip(prompts, together):
-        assert generate(model, torch.tensor([prompt]), new_tokens=40)[0].tolist() == answer.tolist()
+        alone = generate(model, torch.tensor([prompt]), new_tokens=40)[0].tolist()
+        assert_same_answer(model, prompt, answer.tolist(), alone)
 
 
 @pytest.mark.parametrize("name", SOME)
@@ -203,7 +207,7 @@ def test_bfloat16_keeps_float32_states(students, name):
             assert layer.C.dtype == layer.n.dtype == layer.m.dtype == torch.float32
         if mixer["window"] != 0:
             assert layer.keys.dtype == torch.bfloat16
-    # The yardstick: bfloat16 has 8 bits, which three layers of these sizes spread to a few percent.
+    # bfloat16 has 8 bits, which three layers spread to a few percent: 0.035 was the worst seen.
     assert_close(got.float(), logits_of(load(students / name), ids), 0.1)
     assert generate(narrow, torch.tensor([ids]), new_tokens=10).shape == (1, 10)
 
@@ -318,6 +322,6 @@ def test_trained_students_solve_the_same_problems_in_the_same_words(tmp_path, st
     ids, mask = padded(prompts)
     answers = model.generate(ids, attention_mask=mask, max_new_tokens=450, do_sample=False)[:, ids.shape[1] :]
     stop = model.generation_config.eos_token_id
-    for answer, wanted in zip(answers.tolist(), ours):
+    for prompt, answer, wanted in zip(prompts, answers.tolist(), ours):
         assert wanted[-1] == stop and len(wanted) > 60
-        assert answer[: len(wanted)] == wanted
+        assert_same_answer(model, prompt, answer[: len(wanted)], wanted)

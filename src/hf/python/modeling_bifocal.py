@@ -441,8 +441,7 @@ class BifocalPreTrainedModel(PreTrainedModel):
                     self._fill(features_of, torch.eye(features_of.shape[-1]))
                 nn.init.zeros_(module.i_gate.weight)
                 nn.init.zeros_(module.f_gate.weight)
-                several = torch.linspace(3.0, 9.0, module.states)
-                self._fill(module.f_gate.bias, several)
+                self._fill(module.f_gate.bias, torch.linspace(3.0, 9.0, module.states))
             if module.o_gate is not None:
                 nn.init.zeros_(module.o_gate.weight)
                 nn.init.constant_(module.o_gate.bias, -1.0)
@@ -494,7 +493,8 @@ class BifocalModel(BifocalPreTrainedModel):
         **kwargs,
     ):
         """attention_mask [B, tokens so far]: 1 for real tokens, 0 for padding, those of the cache included.
-        position_ids may be left out: they count the real tokens of a sequence, and other values are refused."""
+        position_ids may be left out: positions count the real tokens of a sequence. Those that generate() makes, which
+        count real tokens or columns, are let pass; others are refused."""
         if output_attentions:
             raise ValueError("Bifocal layers have no attention matrix to return")
         if (input_ids is None) == (inputs_embeds is None):
@@ -505,9 +505,12 @@ class BifocalModel(BifocalPreTrainedModel):
         if cache is not None and not isinstance(cache, BifocalCache):
             raise ValueError(f"a Bifocal model needs a BifocalCache, got {type(cache).__name__}")
         memory = BifocalCache(self.config) if cache is None else cache
-        positions = memory.count(self._valid(attention_mask, memory.get_seq_length(), x))
-        if position_ids is not None and not ((position_ids == positions) | (positions < 0)).all():
-            raise ValueError("position_ids must count the real tokens of each sequence from 0: leave them out")
+        seen = memory.get_seq_length()
+        positions = memory.count(self._valid(attention_mask, seen, x))
+        if position_ids is not None:
+            columns = torch.arange(seen, seen + x.shape[1], device=x.device)
+            if not (((position_ids == positions) | (positions < 0)).all() or (position_ids == columns).all()):
+                raise ValueError("position_ids must count the real tokens of each sequence from 0: leave them out")
         cos, sin = rotary_tables(self.config, positions, x.dtype)
         hidden_states = []
         for layer, layer_memory in zip(self.layers, memory.layers):
@@ -595,7 +598,7 @@ class BifocalForCausalLM(BifocalPreTrainedModel, GenerationMixin):
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         output = CausalLMOutputWithPast(
-            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **{CACHE: outputs[CACHE] if CACHE in outputs else None}
+            loss=loss, logits=logits, hidden_states=outputs.hidden_states, **{CACHE: getattr(outputs, CACHE)}
         )
         return output if return_dict is not False else output.to_tuple()
 
@@ -605,7 +608,9 @@ class BifocalForCausalLM(BifocalPreTrainedModel, GenerationMixin):
         if given is not None and not isinstance(given, BifocalCache):
             raise ValueError(f"a Bifocal model needs a BifocalCache, got {type(given).__name__}")
         if generation_config.cache_implementation not in (None, "dynamic"):
-            raise ValueError(f"cache_implementation={generation_config.cache_implementation!r}: leave it out, the cache "
-                             "of a Bifocal model has a fixed size as it is")
+            raise ValueError(
+                f"cache_implementation={generation_config.cache_implementation!r}: leave it out, the cache of a Bifocal "
+                "model has a fixed size as it is"
+            )
         if given is None and generation_config.use_cache is not False:
             model_kwargs[CACHE] = BifocalCache(self.config)
