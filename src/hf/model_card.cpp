@@ -113,7 +113,7 @@ std::string model_card(const ExportOptions& options) {
     card +=
         "\n## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
         "model = AutoModelForCausalLM.from_pretrained(PATH, trust_remote_code=True)\n"
-        "tokenizer = AutoTokenizer.from_pretrained(PATH)\n```\n\nPATH is this directory, whose two "
+        "tokenizer = AutoTokenizer.from_pretrained(PATH)\n```\n\nPATH is this directory, whose "
         "Python files are the code. The cache of generate() does not grow with the context, save "
         "in "
         "layers of full attention.\n";

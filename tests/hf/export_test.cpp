@@ -104,7 +104,7 @@ TEST_F(Export, CarriesThePythonFilesOfTheSourceTree) {
   export_it();
   const auto json = nlohmann::json::parse(read_file(options_.output / "config.json"));
   ASSERT_EQ(json["auto_map"].size(), 2U);
-  for (const char* name : {"configuration_bifocal.py", "modeling_bifocal.py"}) {
+  for (const char* name : {"configuration_bifocal.py", "cache_bifocal.py", "modeling_bifocal.py"}) {
     EXPECT_EQ(read_file(options_.output / name),
               read_file(fs::path(BIFOCAL_SOURCE_DIR) / "src/hf/python" / name));
   }
