@@ -16,6 +16,10 @@
 #include "data/tokenizer.h"
 #include "generate/generator.h"
 
+namespace CLI {
+class App;
+}
+
 namespace bifocal {
 
 struct GenerateCommand {
@@ -48,6 +52,11 @@ struct GenerateCommand {
   std::vector<std::string> stop_tokens;
   bool ignore_eos = false;
 };
+
+// Registers --model, --tokenizer, --chat-template, --batch and --prefill-chunk; and
+// --max-new-tokens, the sampling, the seed and what ends an answer.
+void add_model_options(CLI::App& app, GenerateCommand& command);
+void add_sampling_options(CLI::App& app, GenerateCommand& command);
 
 // Files that stand beside a model: in its own directory or, for a checkpoint, in the one that its
 // student was made from.

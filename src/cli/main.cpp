@@ -42,6 +42,9 @@ void add_commands(CLI::App& app, const CommandContext& context) {
   add_train_command(app, context);
   add_evaluate_command(app, context);
   add_generate_command(app, context);
+  add_rollouts_command(app, context);
+  add_grade_command(app, context);
+  add_compare_command(app, context);
   add_export_command(app, context);
   add_memory_command(app, context);
   add_inspect_command(app, context);
