@@ -88,13 +88,13 @@ measure() {
 
 common=(--teacher.path "$teacher" --data.mixture "$out/mixture.toml" "${options[@]}")
 for student in "${students[@]}"; do
-  config=configs/smollm2-135m/cpu_$student.toml
+  config=configs/smollm2-135m-cpu/$student.toml
   step "Training $student on $ranks ranks"
   launch/local.sh "$ranks" train --config "$config" --run.directory "$out/$student" "${common[@]}"
   measure "$student" --config "$config" --student "$out/$student"
 done
 if [[ ! -f $out/evaluation-untrained.json ]]; then
-  measure untrained --config configs/smollm2-135m/cpu_swa_learned_sink.toml
+  measure untrained --config configs/smollm2-135m-cpu/swa_learned_sink.toml
 fi
 
 cat <<TEXT
