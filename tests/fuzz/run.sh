@@ -21,6 +21,6 @@ mkdir -p "build/cpu-fuzz/corpus/$target"
 # One thread: libFuzzer forks no workers here, and BLAS is not what is tested.
 export OMP_NUM_THREADS=1
 exec "build/cpu-fuzz/tests/fuzz/${target}_fuzz" \
-  -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1 \
+  -max_total_time="$seconds" -timeout=20 -rss_limit_mb=1024 -print_final_stats=1 \
   -artifact_prefix="build/cpu-fuzz/$target-" "$@" \
   "build/cpu-fuzz/corpus/$target" "tests/fuzz/corpus/$target"
