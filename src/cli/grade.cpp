@@ -27,6 +27,7 @@ struct GradeOptions {
 void run_grade(GradeOptions options) {
   options.grader.extraction = extraction_of(options.extraction);
   std::vector<std::unique_ptr<Grader>> graders;
+  graders.reserve(options.graders.size());
   for (const std::string& grader : options.graders) {
     graders.push_back(make_grader(grader, options.grader));
   }

@@ -54,7 +54,7 @@ std::uint64_t random_below(std::uint64_t bound,
 RandomPermutation::RandomPermutation(std::uint64_t size, std::uint64_t seed, std::uint64_t stream)
     : size_(size) {
   BIFOCAL_ASSERT(size >= 1 && size <= std::uint64_t{1} << 62);
-  const int bits = std::bit_width(size - 1);
+  const auto bits = static_cast<int>(std::bit_width(size - 1));
   low_bits_ = (bits + 1) / 2;
   low_mask_ = (std::uint64_t{1} << low_bits_) - 1;
   high_mask_ = (std::uint64_t{1} << (bits - low_bits_)) - 1;

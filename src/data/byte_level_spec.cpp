@@ -108,7 +108,7 @@ class Reader {
                     dropout.dump());
     for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
       const Json& affix = member(model_, key);
-      BIFOCAL_REQUIRE(affix.is_null() || affix == "",
+      BIFOCAL_REQUIRE(affix.is_null() || affix == Json(""),
                       "[tokenizer] {}: {} {} is not supported: wanted null",
                       file_,
                       key,

@@ -139,7 +139,7 @@ Mixture parse_mixture(std::string_view text, std::string_view origin, const fs::
 }
 
 Mixture read_mixture(const fs::path& file) {
-  const Mixture mixture = parse_mixture(read_file(file), file.string(), file.parent_path());
+  Mixture mixture = parse_mixture(read_file(file), file.string(), file.parent_path());
   for (const MixtureSource& source : mixture.sources) {
     for (const std::string& path : source.paths) {
       BIFOCAL_REQUIRE(fs::exists(path),

@@ -44,7 +44,7 @@ class OrderedPipeline {
                   const Idle& idle) {
     OrderedPipeline pipeline(limits);
     std::vector<std::jthread> threads;  // joined before the pipeline goes
-    const Stopper stopper{&pipeline};   // before they are joined
+    const Stopper stopper(pipeline);    // before they are joined
     threads.emplace_back([&] { pipeline.read(produce); });
     for (std::size_t i = 0; i < limits.workers; ++i) {
       threads.emplace_back([&] { pipeline.work(transform); });
@@ -61,15 +61,25 @@ class OrderedPipeline {
     bool is_done = false;
   };
 
-  struct Stopper {
-    OrderedPipeline* pipeline;
+  // Tells all threads to end when the caller leaves, by an error too.
+  class Stopper {
+   public:
+    explicit Stopper(OrderedPipeline& pipeline) : pipeline_(&pipeline) {}
 
     ~Stopper() {
-      const std::lock_guard lock(pipeline->mutex_);
-      pipeline->is_stopped_ = true;
-      pipeline->room_.notify_all();
-      pipeline->work_.notify_all();
+      const std::lock_guard lock(pipeline_->mutex_);
+      pipeline_->is_stopped_ = true;
+      pipeline_->room_.notify_all();
+      pipeline_->work_.notify_all();
     }
+
+    Stopper(const Stopper&) = delete;
+    Stopper& operator=(const Stopper&) = delete;
+    Stopper(Stopper&&) = delete;
+    Stopper& operator=(Stopper&&) = delete;
+
+   private:
+    OrderedPipeline* pipeline_;
   };
 
   explicit OrderedPipeline(const PipelineLimits& limits) : limits_(limits) {}

@@ -95,7 +95,7 @@ std::string TextStream::append(std::int32_t id) {
   held_ += tokenizer_->piece(id, first_);
   first_ = false;
   const std::size_t whole = held_.size() - cut_utf8_bytes(held_);
-  const std::string shown = replace_invalid_utf8(std::string_view(held_).substr(0, whole));
+  std::string shown = replace_invalid_utf8(std::string_view(held_).substr(0, whole));
   held_.erase(0, whole);
   return shown;
 }

@@ -46,7 +46,7 @@ std::vector<std::string_view> all_groups(const Regex& regex, std::string_view te
   return found;
 }
 
-std::string replace_all(std::string text, std::string_view from, std::string_view to) {
+std::string replace_all(const std::string& text, std::string_view from, std::string_view to) {
   std::string out;
   std::size_t copied = 0;
   for (std::size_t at = text.find(from); at != std::string::npos; at = text.find(from, copied)) {

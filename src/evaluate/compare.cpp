@@ -226,6 +226,7 @@ std::vector<GroupComparison> compare_groups(const std::vector<Problem>& problems
     }
   }
   std::vector<GroupComparison> groups;
+  groups.reserve(members.size());
   for (const auto& [name, list] : members) {
     groups.push_back(compare_group(name, list, options));
   }

@@ -127,8 +127,9 @@ void RolloutDirectory::check_run_file(const Json& settings, const Json& origin) 
     origins.push_back(origin);
     write_file_atomically(file, run.dump(1) + "\n");
   }
-  has_other_commits_ = std::ranges::any_of(
-      origins, [&](const Json& other) { return other.value("commit", "") != origin.at("commit"); });
+  has_other_commits_ = std::any_of(origins.begin(), origins.end(), [&](const Json& other) {
+    return other.value("commit", "") != origin.at("commit");
+  });
 }
 
 std::vector<fs::path> RolloutDirectory::line_files() const {
