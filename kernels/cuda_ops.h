@@ -5,9 +5,11 @@
 
 #include "kernels/cuda_stream.h"
 #include "ops/adamw.h"
+#include "ops/decode_attention.h"
 #include "ops/elementwise.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/sliding_attention.h"
 #include "ops/swiglu.h"
 
 namespace bifocal {
@@ -23,5 +25,14 @@ void run(CudaStream&, const Cast&);
 // cos and sin are float32 for either type of x: rounded to bfloat16 they would cost as much
 // precision as the rounding of x itself.
 void run(CudaStream&, const RopeRotate&);
+// key_begin, pinned_begin and pinned_end lie on the device and are trusted. Head widths to 512; on
+// tensor cores bfloat16 ones of 64, 128 and 256, of tensors on multiples of 16 bytes.
+void run(CudaStream&, const SlidingAttentionForward&);
+void run(CudaStream&, const SlidingAttentionBackward&);
+// Views of caches lie on the host, their elements on the device.
+void run(CudaStream&, const DecodeAttention&);
+// A slot outside of the cache writes nothing and reads zeros.
+void run(CudaStream&, const CacheWrite&);
+void run(CudaStream&, const CacheRead&);
 
 }  // namespace bifocal
