@@ -29,7 +29,7 @@ __device__ inline int warp_id() {
 // that the same chunk of eight rows lies in all 32 banks.
 template <int D>
 __device__ int tile_offset(int row, int chunk) {
-  return row * D + (chunk ^ (row % 8)) * kChunk;
+  return row * D + (chunk ^ (row & 7)) * kChunk;
 }
 
 struct TileCopy {
@@ -43,7 +43,7 @@ template <int D, int Rows, int Threads, class Offset, class... Copies>
 __device__ void load_tiles(const Offset& offset, Copies... copies) {
   constexpr int kChunks = D / kChunk;
   static_assert(Rows * kChunks % Threads == 0);
-#pragma unroll
+#pragma unroll 1  // addresses of several copies at once would spill accumulators
   for (int i = 0; i < Rows * kChunks / Threads; ++i) {
     const int at = i * Threads + static_cast<int>(threadIdx.x);
     const int row = at / kChunks;
@@ -57,22 +57,22 @@ __device__ void load_tiles(const Offset& offset, Copies... copies) {
 // c += (16 MT rows of tile a from a_row on) (8 NT rows of tile b)^T
 template <int D, int MT, int NT>
 __device__ void multiply_rows(float (&c)[MT][NT][4],
-                              const BFloat16* a,
+                              SharedElements a,
                               int a_row,
-                              const BFloat16* b) {
+                              SharedElements b) {
   const int lane = lane_id();
 #pragma unroll
   for (int k = 0; k < D / 16; ++k) {
     std::uint32_t left[MT][4];
 #pragma unroll
     for (int m = 0; m < MT; ++m) {
-      load_matrices(left[m], a + tile_offset<D>(a_row + m * 16 + lane % 16, 2 * k + lane / 16));
+      load_matrices(left[m], a, tile_offset<D>(a_row + m * 16 + lane % 16, 2 * k + lane / 16));
     }
 #pragma unroll
     for (int n = 0; n < NT / 2; ++n) {
       std::uint32_t right[4];
-      load_matrices(right,
-                    b + tile_offset<D>(n * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      load_matrices(
+          right, b, tile_offset<D>(n * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
         multiply_add(c[m][2 * n], left[m], right[0], right[1]);
@@ -86,7 +86,7 @@ __device__ void multiply_rows(float (&c)[MT][NT][4],
 template <int D, int MT, int NT, int DT>
 __device__ void multiply_columns(float (&c)[MT][DT][4],
                                  const float (&a)[MT][NT][4],
-                                 const BFloat16* b,
+                                 SharedElements b,
                                  int first) {
   const int lane = lane_id();
 #pragma unroll
@@ -102,8 +102,8 @@ __device__ void multiply_columns(float (&c)[MT][DT][4],
 #pragma unroll
     for (int n = 0; n < DT / 2; ++n) {
       std::uint32_t right[4];
-      load_matrices_transposed(right,
-                               b + tile_offset<D>(k * 16 + lane % 16, first + 2 * n + lane / 16));
+      load_matrices_transposed(
+          right, b, tile_offset<D>(k * 16 + lane % 16, first + 2 * n + lane / 16));
 #pragma unroll
       for (int m = 0; m < MT; ++m) {
         multiply_add(c[m][2 * n], left[m], right[0], right[1]);

@@ -168,6 +168,19 @@ void differentiate(CudaStream& stream, const SlidingAttentionBackward& op) {
     gradients.d_pinned_k = op.d_pinned_k.as<T>();
     gradients.d_pinned_v = op.d_pinned_v.as<T>();
   }
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (has_tiles(args,
+                  gradients.d_out,
+                  gradients.d_q,
+                  gradients.d_k,
+                  gradients.d_v,
+                  gradients.d_pinned_k,
+                  gradients.d_pinned_v)) {
+      differentiate_query_tiles(stream, args, gradients);
+      differentiate_key_tiles(stream, args, gradients);
+      return;
+    }
+  }
   differentiate_plain(stream, args, gradients);
 }
 

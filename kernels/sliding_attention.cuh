@@ -112,4 +112,12 @@ void attend_tiles(CudaStream& stream,
                   BFloat16* out,
                   float* lse);
 
+void differentiate_query_tiles(CudaStream& stream,
+                               const AttentionArgs<BFloat16>& args,
+                               const AttentionGradients<BFloat16>& gradients);
+
+void differentiate_key_tiles(CudaStream& stream,
+                             const AttentionArgs<BFloat16>& args,
+                             const AttentionGradients<BFloat16>& gradients);
+
 }  // namespace bifocal

@@ -108,12 +108,12 @@ __global__ void __launch_bounds__(ForwardShape<D>::kThreads)
     }
     const auto tile = tiles.tile(i);
     float c[kMT][kNT][4] = {};
-    multiply_rows<D>(c, q, warp_row, block.k_tile(i));
+    multiply_rows<D>(c, SharedElements(q), warp_row, SharedElements(block.k_tile(i)));
     if (!tile.is_full) {
       block.mask(c, warp_row, tile, -INFINITY);
     }
     softmax.take(c, sum, scale);
-    multiply_columns<D>(sum, c, block.v_tile(i), 0);
+    multiply_columns<D>(sum, c, SharedElements(block.v_tile(i)), 0);
   }
 
   float factor[kMT][2];

@@ -22,20 +22,38 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// Four 8x8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8: 16 aligned bytes.
-// A lane gets elements (lane / 4, 2 (lane % 4)) and the right neighbour of each matrix.
-__device__ inline void load_matrices(std::uint32_t (&to)[4], const BFloat16* row) {
+// Elements in shared memory under their 32-bit address.
+class SharedElements {
+ public:
+  __device__ explicit SharedElements(const BFloat16* first) : address_(shared_address(first)) {}
+
+  __device__ std::uint32_t address(int element) const {
+    return address_ + static_cast<std::uint32_t>(element) * sizeof(BFloat16);
+  }
+
+ private:
+  std::uint32_t address_;
+};
+
+// Four 8x8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 by its first
+// element: 16 aligned bytes. A lane gets elements (lane / 4, 2 (lane % 4)) and the right neighbour
+// of each.
+__device__ inline void load_matrices(std::uint32_t (&to)[4],
+                                     const SharedElements& from,
+                                     int element) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(row))
+               : "r"(from.address(element))
                : "memory");
 }
 
 // The same of the transposed matrices.
-__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], const BFloat16* row) {
+__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4],
+                                                const SharedElements& from,
+                                                int element) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(shared_address(row))
+               : "r"(from.address(element))
                : "memory");
 }
 
