@@ -82,6 +82,37 @@ __device__ void multiply_rows(float (&c)[MT][NT][4],
   }
 }
 
+// Rows of a tile in the registers of a warp, as the left factor of many products.
+template <int D>
+struct LeftRows {
+  std::uint32_t left[D / 16][4];
+
+  __device__ void load(SharedElements a, int a_row) {
+    const int lane = lane_id();
+#pragma unroll
+    for (int k = 0; k < D / 16; ++k) {
+      load_matrices(left[k], a, tile_offset<D>(a_row + lane % 16, 2 * k + lane / 16));
+    }
+  }
+};
+
+// c += a (8 NT rows of tile b)^T
+template <int D, int NT>
+__device__ void multiply_rows(float (&c)[1][NT][4], const LeftRows<D>& a, SharedElements b) {
+  const int lane = lane_id();
+#pragma unroll
+  for (int k = 0; k < D / 16; ++k) {
+#pragma unroll
+    for (int n = 0; n < NT / 2; ++n) {
+      std::uint32_t right[4];
+      load_matrices(
+          right, b, tile_offset<D>(n * 16 + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+      multiply_add(c[0][2 * n], a.left[k], right[0], right[1]);
+      multiply_add(c[0][2 * n + 1], a.left[k], right[2], right[3]);
+    }
+  }
+}
+
 // c += bfloat16(a) (8 NT rows of tile b, 8 DT columns of them from chunk `first` on)
 template <int D, int MT, int NT, int DT>
 __device__ void multiply_columns(float (&c)[MT][DT][4],

@@ -7,8 +7,8 @@
 
 #include "core/error.h"
 #include "kernels/cuda_ops.h"
+#include "kernels/device_scratch.h"
 #include "kernels/launch.cuh"
-#include "kernels/stream_memory.h"
 #include "kernels/tensor_core.cuh"
 
 namespace bifocal {
@@ -315,11 +315,11 @@ void decode_rows(CudaStream& stream, const DecodeAttention& op, std::int64_t fir
   const std::int64_t heads = op.q.shape[1];
   const std::int64_t dim = op.q.shape[2];
   const std::int64_t kv_heads = op.k.front().shape[1] / dim;
-  const StreamMemory<float> partial(stream, count * heads * splits * (dim + 2));
+  DeviceScratch scratch(stream);
   const DecodeArgs<T> args{.q = op.q.as<T>() + first * heads * dim,
                            .sink = op.sink ? op.sink.as<T>() : nullptr,
                            .out = op.out.as<T>() + first * heads * dim,
-                           .partial = partial.get(),
+                           .partial = scratch.take<float>(count * heads * splits * (dim + 2)),
                            .heads = static_cast<int>(heads),
                            .kv_heads = static_cast<int>(kv_heads),
                            .group = static_cast<int>(heads / kv_heads),

@@ -6,9 +6,9 @@
 
 #include "core/error.h"
 #include "kernels/cuda_ops.h"
+#include "kernels/device_scratch.h"
 #include "kernels/launch.cuh"
 #include "kernels/sliding_attention.cuh"
-#include "kernels/stream_memory.h"
 #include "kernels/tensor_core.cuh"
 
 namespace bifocal {
@@ -98,13 +98,14 @@ void add_sink_gradient(CudaStream& stream,
                        const float* delta,
                        float* d_sink) {
   const std::int64_t blocks = ceil_div(a.tokens, kSinkTokens);
-  const StreamMemory<float> partial(stream, blocks * a.heads);
+  DeviceScratch scratch(stream);
+  auto* partial = scratch.take<float>(blocks * a.heads);
   launch_kernel(stream,
                 grid_of(blocks),
                 kThreads,
                 0,
                 sink_partial_kernel<T>,
-                partial.get(),
+                partial,
                 a.sink,
                 lse,
                 delta,
@@ -116,7 +117,7 @@ void add_sink_gradient(CudaStream& stream,
                 0,
                 sink_total_kernel,
                 d_sink,
-                partial.get(),
+                partial,
                 static_cast<int>(blocks),
                 a.heads);
 }
@@ -146,11 +147,12 @@ template <class T>
 void differentiate(CudaStream& stream, const SlidingAttentionBackward& op) {
   const AttentionArgs<T> args(op.inputs);
   const auto* lse = op.lse.as<float>();
-  const StreamMemory<float> delta(stream, static_cast<std::int64_t>(args.tokens) * args.heads);
+  DeviceScratch scratch(stream);
+  auto* delta = scratch.take<float>(static_cast<std::int64_t>(args.tokens) * args.heads);
   if (args.tokens > 0) {
-    make_delta(stream, args, op.d_out.as<T>(), op.out.as<T>(), delta.get());
+    make_delta(stream, args, op.d_out.as<T>(), op.out.as<T>(), delta);
     if (args.sink != nullptr) {
-      add_sink_gradient(stream, args, lse, delta.get(), op.d_sink.as<float>());
+      add_sink_gradient(stream, args, lse, delta, op.d_sink.as<float>());
     }
   }
   if (!op.d_k) {
@@ -163,7 +165,7 @@ void differentiate(CudaStream& stream, const SlidingAttentionBackward& op) {
                                   .d_pinned_v = nullptr,
                                   .d_out = op.d_out.as<T>(),
                                   .lse = lse,
-                                  .delta = delta.get()};
+                                  .delta = delta};
   if (args.pinned_k != nullptr) {
     gradients.d_pinned_k = op.d_pinned_k.as<T>();
     gradients.d_pinned_v = op.d_pinned_v.as<T>();

@@ -8,8 +8,8 @@
 #include <algorithm>
 
 #include "kernels/attention_tile.cuh"
+#include "kernels/device_scratch.h"
 #include "kernels/launch.cuh"
-#include "kernels/stream_memory.h"
 
 namespace bifocal {
 namespace {
@@ -313,12 +313,13 @@ void launch_pinned(CudaStream& stream,
   const std::int64_t tokens = std::max<std::int64_t>(1, ceil_div(a.tokens, wanted));
   const std::int64_t blocks = std::max<std::int64_t>(1, ceil_div(a.tokens, tokens));
   const std::int64_t size = static_cast<std::int64_t>(a.pinned) * a.kv_heads * D;
-  const StreamMemory<float> partial(stream, blocks * 2 * size);
+  DeviceScratch scratch(stream);
+  auto* partial = scratch.take<float>(blocks * 2 * size);
   const KeyWork work{.is_pinned = true,
                      .keys = a.pinned,
                      .tiles = static_cast<int>(tiles),
                      .tokens_of_block = static_cast<int>(tokens),
-                     .partial = partial.get()};
+                     .partial = partial};
   launch_keys<D>(stream, a, g, work, blocks);
   launch_kernel(stream,
                 grid_of(ceil_div(2 * size, kSumThreads)),
@@ -327,7 +328,7 @@ void launch_pinned(CudaStream& stream,
                 add_partial_kernel,
                 g.d_pinned_k,
                 g.d_pinned_v,
-                partial.get(),
+                partial,
                 static_cast<int>(blocks),
                 size);
 }

@@ -10,6 +10,7 @@ template <int D>
 struct QueryGradientShape {
   static constexpr int kWarps = D == 256 ? 4 : 8;  // of 16 rows each
   static constexpr int kKeys = D == 64 ? 64 : 32;
+  static constexpr bool kKeepsRows = D <= 128;  // of q and d_out in registers
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kWarps;
   static constexpr int kQueryBytes = 2 * kRows * D * static_cast<int>(sizeof(BFloat16));
@@ -43,6 +44,15 @@ __global__ void __launch_bounds__(QueryGradientShape<D>::kThreads)
     delta[half] = is_row ? g.delta[at] : 0.0F;
   }
 
+  [[maybe_unused]] LeftRows<D> left_q;
+  [[maybe_unused]] LeftRows<D> left_d_out;
+  if constexpr (Shape::kKeepsRows) {
+    wait_copies();
+    __syncthreads();
+    left_q.load(SharedElements(q), warp_row);
+    left_d_out.load(SharedElements(d_out), warp_row);
+  }
+
   float sum[1][D / 8][4] = {};
   const float scale = a.scale * kLog2OfE;
   for (int i = 0; i < tiles.count(); ++i) {
@@ -54,8 +64,13 @@ __global__ void __launch_bounds__(QueryGradientShape<D>::kThreads)
     const auto tile = tiles.tile(i);
     float p[1][kNT][4] = {};
     float dz[1][kNT][4] = {};
-    multiply_rows<D>(p, SharedElements(q), warp_row, SharedElements(block.k_tile(i)));
-    multiply_rows<D>(dz, SharedElements(d_out), warp_row, SharedElements(block.v_tile(i)));
+    if constexpr (Shape::kKeepsRows) {
+      multiply_rows<D>(p, left_q, SharedElements(block.k_tile(i)));
+      multiply_rows<D>(dz, left_d_out, SharedElements(block.v_tile(i)));
+    } else {
+      multiply_rows<D>(p, SharedElements(q), warp_row, SharedElements(block.k_tile(i)));
+      multiply_rows<D>(dz, SharedElements(d_out), warp_row, SharedElements(block.v_tile(i)));
+    }
 #pragma unroll
     for (int n = 0; n < kNT; ++n) {
 #pragma unroll

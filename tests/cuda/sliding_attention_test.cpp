@@ -342,6 +342,31 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithHaloKeys) {
   }
 }
 
+// Where a window or the diagonal passes the corner of a tile by one key, which tiles and which
+// masks begin and end there: 30 to 32 and 62 to 64 more than a multiple of every tile's size.
+TEST_F(CudaSlidingAttention, MatchesTheCpuOpWhereWindowsPassCornersOfTiles) {
+  for (const std::int64_t dim : {64, 128}) {
+    for (const std::int64_t window : {31, 63, 127, 128, 158, 159, 160, 190, 191, 192, 193, 255}) {
+      Layout layout;
+      layout.documents = {400, 33};
+      layout.window = window;
+      layout.heads = 2;
+      layout.kv_heads = 1;
+      layout.dim = dim;
+      expect_matches_cpu(layout, DType::bf16, 0);
+    }
+    for (const std::int64_t halo : {30, 31, 32, 62, 63, 64, 126, 127, 128}) {
+      Layout layout;
+      layout.documents = {330};
+      layout.halo = halo;
+      layout.heads = 4;
+      layout.kv_heads = 1;
+      layout.dim = dim;
+      expect_matches_cpu(layout, DType::bf16, 0);
+    }
+  }
+}
+
 TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithManyPinnedKeys) {
   Layout layout;
   layout.documents = {500, 300};
