@@ -155,7 +155,7 @@ void differentiate(CudaStream& stream, const SlidingAttentionBackward& op) {
       add_sink_gradient(stream, args, lse, delta, op.d_sink.as<float>());
     }
   }
-  if (!op.d_k) {
+  if (!op.d_q && !op.d_k && !op.d_pinned_k) {
     return;
   }
   AttentionGradients<T> gradients{.d_q = op.d_q.as<T>(),

@@ -174,6 +174,7 @@ TensorView device_ints(const DeviceTensor& memory, const std::vector<std::int32_
   TensorView view = memory.view();
   view.dtype = DType::i32;
   BIFOCAL_CUDA(cudaMemcpy(view.data, values.data(), view.bytes(), cudaMemcpyHostToDevice));
+  BIFOCAL_CUDA(cudaDeviceSynchronize());
   return view;
 }
 

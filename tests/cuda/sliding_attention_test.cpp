@@ -2,7 +2,6 @@
 // to the tensor cores where type and head width allow; shifted ones to the plain kernels.
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -22,8 +21,6 @@ using test::kFull;
 using test::Layout;
 using test::on_device;
 using test::Problem;
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 // The elements of x become numbers that `stored` holds exactly.
 void round_to(DType stored, const Tensor& x) {
@@ -45,6 +42,7 @@ class DeviceInts {
     view_ = tensor_.view();
     view_.dtype = DType::i32;
     BIFOCAL_CUDA(cudaMemcpy(view_.data, values.view().data, view_.bytes(), cudaMemcpyHostToDevice));
+    BIFOCAL_CUDA(cudaDeviceSynchronize());
   }
 
   const TensorView& view() const { return view_; }
@@ -85,8 +83,9 @@ struct DeviceProblem {
   }
 
   void reset() {
-    for (DeviceTensor* x : {&out, &lse, &d_q, &d_k, &d_v, &d_pinned_k, &d_pinned_v}) {
-      fill(*x, kNan);
+    constexpr int kNanByte = 0xff;  // all bits set are NaN in either type
+    for (const DeviceTensor* x : {&out, &lse, &d_q, &d_k, &d_v, &d_pinned_k, &d_pinned_v}) {
+      BIFOCAL_CUDA(cudaMemset(x->view().data, kNanByte, x->view().bytes()));
     }
     fill(d_sink, 0.5);
   }
@@ -476,7 +475,8 @@ TEST_F(CudaSlidingAttention, TheSinksGradientAloneHasTheSameBits) {
     device.run_both(stream_);
     const std::vector<double> together = device.d_sink.download(stream_);
     device.fill(device.d_sink, 0.5);
-    device.fill(device.d_q, kNan);
+    BIFOCAL_CUDA(cudaMemset(device.d_q.view().data, 0xff, device.d_q.view().bytes()));
+    BIFOCAL_CUDA(cudaDeviceSynchronize());
     SlidingAttentionBackward alone = device.backward();
     alone.d_q = alone.d_k = alone.d_v = {};
     alone.check();
