@@ -17,14 +17,6 @@ inline constexpr int kChunk = 8;  // elements of a 16-byte chunk
 inline constexpr float kLog2OfE = 1.44269504088896341F;
 inline constexpr float kLnOf2 = 0.693147180559945309F;
 
-__device__ inline int lane_id() {
-  return static_cast<int>(threadIdx.x % 32);
-}
-
-__device__ inline int warp_id() {
-  return static_cast<int>(threadIdx.x / 32);
-}
-
 // Where a chunk of a row lies in a tile of rows of D elements: chunks trade places within eight, so
 // that the same chunk of eight rows lies in all 32 banks.
 template <int D>

@@ -12,14 +12,6 @@ constexpr int kWarps = 4;  // of a block
 constexpr int kThreads = 32 * kWarps;
 constexpr int kMaxDim = 512;  // five rows of float32 for each warp in 48 KiB
 
-__device__ int lane_id() {
-  return static_cast<int>(threadIdx.x % 32);
-}
-
-__device__ int warp_id() {
-  return static_cast<int>(threadIdx.x / 32);
-}
-
 // A warp's part of the block's shared memory, `floats` long.
 __device__ float* warp_memory(int floats) {
   return reinterpret_cast<float*>(dynamic_shared()) + warp_id() * floats;
@@ -35,43 +27,40 @@ __device__ float dot(const float* a, const T* b, int dim) {
   return sum;
 }
 
-// The softmax of one query as it takes keys.
-struct Softmax {
-  float largest, sum;
+// One query as it takes keys. Rows lie in the warp's shared memory.
+struct ForwardRow {
+  int kv_head;
+  float largest, sum;  // of exp(logit - largest)
+  const float* q;      // [dim]
+  float* out;          // [dim]: sum of exp(logit - largest) v
+  float* weights;      // [32], scratch
 };
 
-// Adds the keys of `span`. out [dim] holds sum exp(logit - largest) v; weights [32] is scratch.
+// Adds the keys of `span`.
 template <class T>
-__device__ void add_keys(const AttentionArgs<T>& a,
-                         int kv_head,
-                         KeySpan span,
-                         const T* k,
-                         const T* v,
-                         const float* q,
-                         float* out,
-                         float* weights,
-                         Softmax& softmax) {
+__device__ void add_keys(
+    const AttentionArgs<T>& a, KeySpan span, const T* k, const T* v, ForwardRow& row) {
   const int lane = lane_id();
   for (int first = span.begin; first < span.end; first += 32) {
     const int count = min(32, span.end - first);
     float logit = -INFINITY;
     if (lane < count) {
-      logit = a.scale * dot(q, k + a.key_row(kv_head, first + lane) * a.dim, a.dim);
+      logit = a.scale * dot(row.q, k + a.key_row(row.kv_head, first + lane) * a.dim, a.dim);
     }
-    const float largest = fmaxf(softmax.largest, warp_max(logit));
-    const float factor = expf(softmax.largest - largest);
+    const float largest = fmaxf(row.largest, warp_max(logit));
+    const float factor = expf(row.largest - largest);
     const float weight = expf(logit - largest);
-    softmax.sum = softmax.sum * factor + warp_sum(weight);
-    softmax.largest = largest;
-    weights[lane] = weight;
+    row.sum = row.sum * factor + warp_sum(weight);
+    row.largest = largest;
+    row.weights[lane] = weight;
     __syncwarp();
     for (int i = lane; i < a.dim; i += 32) {
-      float sum = out[i] * factor;
+      float sum = row.out[i] * factor;
 #pragma unroll 4
       for (int j = 0; j < count; ++j) {
-        sum += weights[j] * load_float(v[a.key_row(kv_head, first + j) * a.dim + i]);
+        sum += row.weights[j] * load_float(v[a.key_row(row.kv_head, first + j) * a.dim + i]);
       }
-      out[i] = sum;
+      row.out[i] = sum;
     }
     __syncwarp();
   }
@@ -89,60 +78,60 @@ __global__ void __launch_bounds__(kThreads)
   const int kv_head = head / a.group;
   float* q = warp_memory(2 * a.dim + 32);
   float* sum = q + a.dim;
-  float* weights = sum + a.dim;
   for (int i = lane_id(); i < a.dim; i += 32) {
     q[i] = load_float(a.q[row * a.dim + i]);
     sum[i] = 0.0F;
   }
   __syncwarp();
-  Softmax softmax{-INFINITY, 0.0F};
+  ForwardRow state{kv_head, -INFINITY, 0.0F, q, sum, sum + a.dim};
   if (a.sink != nullptr) {
-    softmax = {load_float(a.sink[head]), 1.0F};
+    state.largest = load_float(a.sink[head]);
+    state.sum = 1.0F;
   }
   if (a.pinned_k != nullptr) {
-    add_keys(a, kv_head, pinned_span(a, token), a.pinned_k, a.pinned_v, q, sum, weights, softmax);
+    add_keys(a, pinned_span(a, token), a.pinned_k, a.pinned_v, state);
   }
-  add_keys(a, kv_head, window_span(a, token), a.k, a.v, q, sum, weights, softmax);
-  const float factor = 1.0F / softmax.sum;
+  add_keys(a, window_span(a, token), a.k, a.v, state);
+  const float factor = 1.0F / state.sum;
   for (int i = lane_id(); i < a.dim; i += 32) {
     out[row * a.dim + i] = store_as<T>(sum[i] * factor);
   }
   if (lane_id() == 0) {
-    lse[row] = softmax.largest + logf(softmax.sum);
+    lse[row] = state.largest + logf(state.sum);
   }
 }
 
-// Adds dz k over the keys of `span` to d_q [dim].
+// One query of the backward pass. Rows lie in the warp's shared memory.
+struct BackwardRow {
+  int kv_head;
+  float lse, delta;
+  const float *q, *d_out;  // [dim]
+  float* d_q;              // [dim]
+  float* d_logits;         // [32], scratch
+};
+
+// Adds dz k over the keys of `span` to d_q.
 template <class T>
-__device__ void add_query_gradient(const AttentionArgs<T>& a,
-                                   int kv_head,
-                                   KeySpan span,
-                                   const T* k,
-                                   const T* v,
-                                   const float* q,
-                                   const float* d_out,
-                                   float lse,
-                                   float delta,
-                                   float* d_q,
-                                   float* d_logits) {
+__device__ void add_query_gradient(
+    const AttentionArgs<T>& a, KeySpan span, const T* k, const T* v, const BackwardRow& row) {
   const int lane = lane_id();
   for (int first = span.begin; first < span.end; first += 32) {
     const int count = min(32, span.end - first);
     float d_logit = 0.0F;
     if (lane < count) {
-      const std::int64_t at = a.key_row(kv_head, first + lane) * a.dim;
-      const float probability = expf(a.scale * dot(q, k + at, a.dim) - lse);
-      d_logit = probability * (dot(d_out, v + at, a.dim) - delta);
+      const std::int64_t at = a.key_row(row.kv_head, first + lane) * a.dim;
+      const float probability = expf(a.scale * dot(row.q, k + at, a.dim) - row.lse);
+      d_logit = probability * (dot(row.d_out, v + at, a.dim) - row.delta);
     }
-    d_logits[lane] = d_logit;
+    row.d_logits[lane] = d_logit;
     __syncwarp();
     for (int i = lane; i < a.dim; i += 32) {
-      float sum = d_q[i];
+      float sum = row.d_q[i];
 #pragma unroll 4
       for (int j = 0; j < count; ++j) {
-        sum += d_logits[j] * load_float(k[a.key_row(kv_head, first + j) * a.dim + i]);
+        sum += row.d_logits[j] * load_float(k[a.key_row(row.kv_head, first + j) * a.dim + i]);
       }
-      d_q[i] = sum;
+      row.d_q[i] = sum;
     }
     __syncwarp();
   }
@@ -160,30 +149,17 @@ __global__ void __launch_bounds__(kThreads)
   float* q = warp_memory(3 * a.dim + 32);
   float* d_out = q + a.dim;
   float* d_q = d_out + a.dim;
-  float* d_logits = d_q + a.dim;
   for (int i = lane_id(); i < a.dim; i += 32) {
     q[i] = load_float(a.q[row * a.dim + i]);
     d_out[i] = load_float(g.d_out[row * a.dim + i]);
     d_q[i] = 0.0F;
   }
   __syncwarp();
-  const float lse = g.lse[row];
-  const float delta = g.delta[row];
+  const BackwardRow state{kv_head, g.lse[row], g.delta[row], q, d_out, d_q, d_q + a.dim};
   if (a.pinned_k != nullptr) {
-    add_query_gradient(a,
-                       kv_head,
-                       pinned_span(a, token),
-                       a.pinned_k,
-                       a.pinned_v,
-                       q,
-                       d_out,
-                       lse,
-                       delta,
-                       d_q,
-                       d_logits);
+    add_query_gradient(a, pinned_span(a, token), a.pinned_k, a.pinned_v, state);
   }
-  add_query_gradient(
-      a, kv_head, window_span(a, token), a.k, a.v, q, d_out, lse, delta, d_q, d_logits);
+  add_query_gradient(a, window_span(a, token), a.k, a.v, state);
   for (int i = lane_id(); i < a.dim; i += 32) {
     g.d_q[row * a.dim + i] = store_as<T>(a.scale * d_q[i]);
   }
