@@ -6,11 +6,13 @@
 #include "kernels/cuda_stream.h"
 #include "ops/adamw.h"
 #include "ops/bifocal_gate.h"
+#include "ops/decode_attention.h"
 #include "ops/elementwise.h"
 #include "ops/feature_map.h"
 #include "ops/mlstm.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/sliding_attention.h"
 #include "ops/swiglu.h"
 
 namespace bifocal {
@@ -39,5 +41,14 @@ void run(CudaStream&, const FeatureMapForward&);
 void run(CudaStream&, const FeatureMapBackward&);
 void run(CudaStream&, const BifocalGateForward&);
 void run(CudaStream&, const BifocalGateBackward&);
+// key_begin, pinned_begin and pinned_end lie on the device and are trusted. Head widths to 512; on
+// tensor cores bfloat16 ones of 64, 128 and 256, of tensors on multiples of 16 bytes.
+void run(CudaStream&, const SlidingAttentionForward&);
+void run(CudaStream&, const SlidingAttentionBackward&);
+// Views of caches lie on the host, their elements on the device.
+void run(CudaStream&, const DecodeAttention&);
+// A slot outside of the cache writes nothing and reads zeros.
+void run(CudaStream&, const CacheWrite&);
+void run(CudaStream&, const CacheRead&);
 
 }  // namespace bifocal

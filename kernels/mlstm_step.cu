@@ -1,4 +1,5 @@
-// One token of the mLSTM for each sequence of a batch: states are read and written once.
+// One token of the mLSTM for each of some sequences: states are read and written once. Numbers of
+// sequences lie on the device; a row whose sequence has no state reads zeros and writes none.
 #include <cmath>
 
 #include "kernels/cuda_ops.h"
@@ -16,8 +17,8 @@ struct StepArrays {
   float *c, *n, *m;
   const T *q, *k, *v;
   const G *i_gate, *f_gate;
-  const std::uint8_t* active;
-  int states, v_heads, readers, holders, dim;
+  const std::int32_t* sequences;
+  int held, states, v_heads, readers, holders, dim;
 };
 
 struct Keep {
@@ -54,7 +55,7 @@ __device__ inline float block_sum(float x, float* partial) {
   return x;
 }
 
-// A block for each state of each sequence. Threads lie over (feature group, N value columns);
+// A block for each state of each row. Threads lie over (feature group, N value columns);
 // dynamic shared memory: groups * dim sums.
 template <class T, class G, int N>
 __global__ void __launch_bounds__(kStepThreads) step_kernel(StepArrays<T, G> a) {
@@ -62,12 +63,13 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(StepArrays<T, G> a) 
   __shared__ float partial[kStepThreads / 32];
   __shared__ Keep keep;
   const int state = static_cast<int>(blockIdx.x) % a.states;
-  const int sequence = static_cast<int>(blockIdx.x) / a.states;
+  const int row_index = static_cast<int>(blockIdx.x) / a.states;
   const std::int64_t at = blockIdx.x;
+  const int sequence = a.sequences[row_index];
   const int dim = a.dim;
   const int thread = static_cast<int>(threadIdx.x);
   T* h = a.h + at * a.readers * dim;
-  if (a.active != nullptr && a.active[sequence] == 0) {
+  if (sequence < 0 || sequence >= a.held) {
     for (int i = thread; i < a.readers * dim; i += kStepThreads) {
       h[i] = store_as<T>(0.0F);
     }
@@ -75,11 +77,12 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(StepArrays<T, G> a) 
   }
   const T* q = a.q + at * a.readers * dim;
   const T* k = a.k + at * dim;
-  const T* v = a.v + (static_cast<std::int64_t>(sequence) * a.v_heads + state / a.holders) * dim;
-  float* c = a.c + at * dim * dim;
-  float* n = a.n + at * dim;
+  const T* v = a.v + (static_cast<std::int64_t>(row_index) * a.v_heads + state / a.holders) * dim;
+  const std::int64_t own_state = static_cast<std::int64_t>(sequence) * a.states + state;
+  float* c = a.c + own_state * dim * dim;
+  float* n = a.n + own_state * dim;
   if (thread == 0) {
-    keep = step_gates(load_float(a.i_gate[at]), load_float(a.f_gate[at]), a.m[at]);
+    keep = step_gates(load_float(a.i_gate[at]), load_float(a.f_gate[at]), a.m[own_state]);
   }
   __syncthreads();
   for (int feature = thread; feature < dim; feature += kStepThreads) {
@@ -164,7 +167,8 @@ void step(CudaStream& stream, const MlstmStep& op) {
   a.v = op.v.as<T>();
   a.i_gate = op.i_gate.as<G>();
   a.f_gate = op.f_gate.as<G>();
-  a.active = op.active ? op.active.as<std::uint8_t>() : nullptr;
+  a.sequences = op.sequences.as<std::int32_t>();
+  a.held = static_cast<int>(op.m.shape[0]);
   a.states = static_cast<int>(op.k.shape[1]);
   a.v_heads = static_cast<int>(op.v.shape[1]);
   a.readers = static_cast<int>(op.q.shape[1] / op.k.shape[1]);

@@ -58,7 +58,7 @@ void evaluate(const RunConfig& config, const EvaluateOptions& options, const Mpi
   LoadedModel student = open_student(context, config, options.student, *node, frozen);
   const RowSource source = open_rows(config, teacher_config, Split::held_out);
   const EvaluationRows rows = [&](std::int64_t index) { return source.row(index); };
-  const std::int64_t count = std::min(config.evaluate.rows, source.report().rows);
+  const std::int64_t count = source.rows_without_repeats(config.evaluate.rows);
 
   Console console(world->rank() == 0);
   Evaluator evaluator(context, *world, config.memory.logit_chunk);

@@ -28,6 +28,7 @@ struct ExportCommand {
   std::string source;  // run directory or checkpoint; empty: the configuration's teacher and preset
   std::string output;
   std::string dtype = "bfloat16";
+  std::uint64_t shard_bytes = ExportOptions{}.shard_bytes;
 };
 
 // What the model card names: a model that was pretrained here has no teacher but its own directory.
@@ -100,6 +101,7 @@ void run_export(const ExportCommand& command, const RunConfig& config) {
   ExportOptions options;
   options.output = command.output;
   options.dtype = command.dtype == "float32" ? DType::f32 : DType::bf16;
+  options.shard_bytes = command.shard_bytes;
   options.commit = BIFOCAL_COMMIT;
   if (!command.source.empty()) {
     export_checkpoint(command, config, std::move(options));
@@ -124,6 +126,9 @@ void add_export_command(CLI::App& app, const CommandContext& context) {
   added->add_option("--output", command->output, "Directory to write, absent or empty")->required();
   added->add_option("--dtype", command->dtype, "Type of the weights: bfloat16 or float32")
       ->check(CLI::IsMember({"bfloat16", "float32"}))
+      ->capture_default_str();
+  added->add_option("--shard-bytes", command->shard_bytes, "Most bytes of tensors in a weight file")
+      ->check(CLI::PositiveNumber)
       ->capture_default_str();
   auto options = ConfigOptions::add_to(*added);
   added->callback([command, options, &context] {

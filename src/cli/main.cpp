@@ -37,10 +37,14 @@ void add_commands(CLI::App& app, const CommandContext& context) {
   add_plan_command(app, context);
   add_synth_command(app, context);
   add_tokenize_command(app, context);
+  add_rows_command(app, context);
   add_pretrain_command(app, context);
   add_train_command(app, context);
   add_evaluate_command(app, context);
   add_generate_command(app, context);
+  add_rollouts_command(app, context);
+  add_grade_command(app, context);
+  add_compare_command(app, context);
   add_export_command(app, context);
   add_memory_command(app, context);
   add_inspect_command(app, context);

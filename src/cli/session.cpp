@@ -31,6 +31,17 @@ bool has_weights(const fs::path& directory) {
          fs::exists(directory / "model.safetensors.index.json");
 }
 
+RowSourceOptions row_options(const RunConfig& config, std::int64_t vocabulary, Split split) {
+  return {.mixture = data_mixture(config),
+          .split = split,
+          .row_tokens = config.data.row_tokens,
+          .long_documents = config.data.longer == "drop" ? LongDocuments::drop : LongDocuments::cut,
+          .keep = config.data.keep == "assistant" ? Keep::assistant : Keep::all,
+          .seed = static_cast<std::uint64_t>(config.data.seed),
+          .vocabulary = vocabulary,
+          .pad_id = 0};
+}
+
 std::vector<ShardedTensor> weight_tensors(Weights& weights) {
   std::vector<ShardedTensor> tensors;
   weights.fill([&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
@@ -164,15 +175,23 @@ ModelConfig student_config(const RunConfig& config) {
   return model;
 }
 
+Mixture data_mixture(const RunConfig& config) {
+  if (!config.data.mixture.empty()) {
+    return read_mixture(config.data.mixture);
+  }
+  if (config.data.train.empty()) {
+    return {};
+  }
+  return {{{.name = "data.train", .paths = config.data.train}}};
+}
+
 RowSource open_rows(const RunConfig& config, const ModelConfig& model, Split split) {
   require_rows_in_model(config, model);
-  return RowSource({.paths = config.data.train,
-                    .split = split,
-                    .row_tokens = config.data.row_tokens,
-                    .keep = config.data.keep == "assistant" ? Keep::assistant : Keep::all,
-                    .seed = static_cast<std::uint64_t>(config.data.seed),
-                    .vocabulary = model.vocabulary,
-                    .pad_id = 0});
+  return RowSource(row_options(config, model.vocabulary, split));
+}
+
+RowSource open_rows(const RunConfig& config, Split split) {
+  return RowSource(row_options(config, 0, split));
 }
 
 }  // namespace bifocal

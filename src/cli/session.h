@@ -105,8 +105,13 @@ void fill_random(const Parameter& parameter,
                  std::int64_t begin,
                  const TensorView& piece);
 
-// Rows of data.train under the configuration. Throws Error for a row longer than the model's
-// maximum position.
+// The sources that data.mixture or data.train names.
+Mixture data_mixture(const RunConfig& config);
+
+// Rows under the configuration. Throws Error for a row longer than the model's maximum position.
 RowSource open_rows(const RunConfig& config, const ModelConfig& model, Split split);
+
+// The same without a model: rows of any length, ids below the vocabulary of the shards.
+RowSource open_rows(const RunConfig& config, Split split);
 
 }  // namespace bifocal

@@ -34,13 +34,19 @@ Weights::Placement student_placement(const RunConfig& config) {
                                           : Weights::Placement::replicated;
 }
 
+// Raised when other rows come of the same settings.
+constexpr int kRowOrder = 2;
+
 // What decides whether one run may continue another's checkpoint.
 std::string identity_of(const RunConfig& config, const std::string& model_json) {
   std::string text = model_json + "\n" + config.teacher.path + "\n" + config.run.dtype;
-  for (const std::string& path : config.data.train) {
-    text += "\n" + path;
-  }
-  text += fmt::format("\n{} {} {}", config.data.row_tokens, config.data.seed, config.data.keep);
+  text += "\n" + canonical_text(data_mixture(config));
+  text += fmt::format("{} {} {} {} {}",
+                      kRowOrder,
+                      config.data.row_tokens,
+                      config.data.seed,
+                      config.data.longer,
+                      config.data.keep);
   return sha256_hex(text);
 }
 
@@ -89,20 +95,19 @@ void describe_run(Console& console,
                   const TrainSetup& setup,
                   const Mesh& mesh,
                   const RowSource& rows) {
-  const PackingReport& packing = rows.report();
   console.print(fmt::format("mesh: {} rank(s) = data {} x sequence {}; {} rows of {} tokens a step",
                             mesh.world().size(),
                             mesh.data_count(),
                             mesh.sequence_count(),
                             setup.config.data.rows_per_step,
                             format_count(setup.config.data.row_tokens)));
-  console.print(fmt::format(
-      "data: {} documents, {} tokens in {} rows an epoch, {:.1f} % padding",
-      format_count(packing.documents),
-      format_count(packing.tokens),
-      format_count(packing.rows),
-      100.0 * static_cast<double>(packing.padding) /
-          static_cast<double>(std::max<std::int64_t>(1, packing.tokens + packing.padding))));
+  for (const SourceSize& source : rows.sources()) {
+    console.print(fmt::format("data: {} {:.1f} % of the tokens, from {} tokens in {} documents",
+                              source.name,
+                              100.0 * source.weight,
+                              format_count(source.tokens),
+                              format_count(source.documents)));
+  }
   console.print(fmt::format("configuration: {} (SHA-256 {})",
                             (fs::path(setup.config.run.directory) / "config.toml").string(),
                             sha256_hex(setup.config_text).substr(0, 12)));
@@ -120,9 +125,10 @@ void train(const RunConfig& config, const MpiSession& mpi) {
   const PlacementChoice choice =
       choose_placement(config, counts_of(mesh), teacher_config, steps.align);
   const TeacherPlacement placement = choice.work;
-  const TrainSetup setup = make_setup(config, config_of_student);
+  TrainSetup setup = make_setup(config, config_of_student);
   prepare_directory(setup, mesh.world());
   const RowSource rows = open_rows(config, teacher_config, Split::train);
+  setup.rows = &rows;
 
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
@@ -195,9 +201,10 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
   const Mesh mesh(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence});
   require_rows_for_ranks(config, counts_of(mesh));
   const ModelConfig model_config = student_config(config);
-  const TrainSetup setup = make_setup(config, model_config);
+  TrainSetup setup = make_setup(config, model_config);
   prepare_directory(setup, mesh.world());
   const RowSource rows = open_rows(config, model_config, Split::train);
+  setup.rows = &rows;
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
 

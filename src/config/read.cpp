@@ -5,9 +5,9 @@
 #include <sstream>
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include "config/options.h"
+#include "config/toml.h"
 #include "core/error.h"
 #include "core/file.h"
 
@@ -163,6 +163,9 @@ void check_run_config(const RunConfig& config) {
   BIFOCAL_REQUIRE(config.mesh.data > 0 || config.mesh.sequence > 0,
                   "[config] mesh.data and mesh.sequence are both 0: each would be what the other "
                   "leaves, set one of them");
+  BIFOCAL_REQUIRE(config.data.train.empty() || config.data.mixture.empty(),
+                  "[config] data.train and data.mixture both name data: wanted one of them, so "
+                  "leave one out (--data.train \"\" empties the list of a file)");
 }
 
 }  // namespace bifocal

@@ -1,8 +1,11 @@
 // Counter-based random numbers.
 #include "core/random.h"
 
+#include <bit>
 #include <cmath>
 #include <numbers>
+
+#include "core/error.h"
 
 namespace bifocal {
 
@@ -46,6 +49,32 @@ std::uint64_t random_below(std::uint64_t bound,
                            std::uint64_t index) {
   return static_cast<std::uint64_t>(random_uniform(seed, stream, index) *
                                     static_cast<double>(bound));
+}
+
+RandomPermutation::RandomPermutation(std::uint64_t size, std::uint64_t seed, std::uint64_t stream)
+    : size_(size) {
+  BIFOCAL_ASSERT(size >= 1 && size <= std::uint64_t{1} << 62);
+  const auto bits = static_cast<int>(std::bit_width(size - 1));
+  low_bits_ = (bits + 1) / 2;
+  low_mask_ = (std::uint64_t{1} << low_bits_) - 1;
+  high_mask_ = (std::uint64_t{1} << (bits - low_bits_)) - 1;
+  for (std::size_t round = 0; round < kRounds; ++round) {
+    keys_[round] = random_bits(seed, stream, round);
+  }
+}
+
+std::uint64_t RandomPermutation::operator()(std::uint64_t index) const {
+  // The network permutes fewer than 2 * size numbers. Following a cycle from inside the range until
+  // it is inside again is a permutation of the range, and takes less than two passes on average.
+  std::uint64_t low = index & low_mask_;
+  std::uint64_t high = index >> low_bits_;
+  do {
+    for (std::size_t round = 0; round < kRounds; round += 2) {
+      low ^= mix(high ^ keys_[round]) & low_mask_;
+      high ^= mix(low ^ keys_[round + 1]) & high_mask_;
+    }
+  } while ((high << low_bits_ | low) >= size_);
+  return high << low_bits_ | low;
 }
 
 }  // namespace bifocal

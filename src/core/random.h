@@ -2,6 +2,7 @@
 // however a tensor or a data set is cut over ranks and threads.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string_view>
 
@@ -24,5 +25,27 @@ std::uint64_t random_below(std::uint64_t bound,
                            std::uint64_t seed,
                            std::uint64_t stream,
                            std::uint64_t index);
+
+// A pseudo-random permutation of 0..size-1 that needs no table: a Feistel network over the bits of
+// size - 1, walked on while it leaves the range. The order depends on (size, seed, stream) alone.
+class RandomPermutation {
+ public:
+  // 1 <= size <= 2^62.
+  RandomPermutation(std::uint64_t size, std::uint64_t seed, std::uint64_t stream);
+
+  std::uint64_t size() const { return size_; }
+
+  // The number at place `index` < size.
+  std::uint64_t operator()(std::uint64_t index) const;
+
+ private:
+  static constexpr std::size_t kRounds = 6;
+
+  std::uint64_t size_;
+  int low_bits_;  // halves of the network: low_bits_, and what is left above them
+  std::uint64_t low_mask_;
+  std::uint64_t high_mask_;
+  std::array<std::uint64_t, kRounds> keys_;
+};
 
 }  // namespace bifocal

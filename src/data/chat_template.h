@@ -21,7 +21,7 @@ struct Message {
 };
 
 // The array of {"role", "content"} objects that chat data uses. Throws Error for anything else:
-// unknown roles, contents that are not text, an empty array.
+// unknown roles, contents that are not text, tool calls, an empty array.
 std::vector<Message> messages_of(const nlohmann::json& array);
 
 struct ChatText {
@@ -38,14 +38,15 @@ class ChatTemplate {
   static ChatTemplate named(std::string_view name);
 
   // The known template whose text a tokenizer_config.json (or chat_template.jinja) in the
-  // directory holds; Error where it holds another one, or none.
+  // directory holds, found by its SHA-256; Error where it holds another one, or none.
   static ChatTemplate of_directory(const std::filesystem::path& directory);
 
   static std::vector<std::string> names();
 
   const std::string& name() const { return name_; }
 
-  // As transformers' apply_chat_template(tokenize=False, add_generation_prompt=...).
+  // As transformers' apply_chat_template(tokenize=False, add_generation_prompt=...). Throws Error
+  // for no messages and for unknown roles.
   ChatText render(std::span<const Message> messages, bool add_generation_prompt) const;
 
   // The token that closes a turn, such as "<|im_end|>".
@@ -64,8 +65,8 @@ struct ChatIds {
   std::vector<std::uint8_t> keep;
 };
 
-// Each content is normalised by itself, the whole text is encoded at once: ids equal those of
-// apply_chat_template(tokenize=True).
+// The whole text is encoded at once: ids equal those of apply_chat_template(tokenize=True). Special
+// tokens written in a content count as such, as they do there.
 ChatIds encode_chat(const ChatTemplate& chat,
                     const Tokenizer& tokenizer,
                     std::span<const Message> messages,

@@ -1,31 +1,76 @@
 // Reading of JSON-lines files.
 #include "data/json_lines.h"
 
-#include <fstream>
 #include <utility>
 
 #include "core/error.h"
+#include "data/text_source.h"
+#include "data/utf8.h"
 
 namespace bifocal {
 
+namespace {
+
+// The first whole characters that fit `limit` bytes.
+std::string_view cut(std::string_view text, std::size_t limit) {
+  std::string_view start = text.substr(0, limit);
+  start.remove_suffix(start.size() < text.size() ? cut_utf8_bytes(start) : 0);
+  return start;
+}
+
+// What the library says, without the line that it counts within our line, and short: it repeats
+// the last word read, which may be a whole document.
+std::string reason_of(const nlohmann::json::exception& error) {
+  constexpr std::size_t kLongest = 300;
+  std::string_view reason = error.what();
+  const std::size_t start = reason.find("syntax error");
+  reason.remove_prefix(start == std::string_view::npos ? 0 : start);
+  const std::string_view shown = cut(reason, kLongest);
+  return std::string(shown) + (shown.size() < reason.size() ? ".." : "");
+}
+
+std::string show(const nlohmann::json& value) {
+  // A nested value is not written out: that recurses as deep as it is nested.
+  return value.is_structured() ? value.type_name() : std::string(cut(value.dump(), 40));
+}
+
+}  // namespace
+
+nlohmann::json parse_json_line(std::string_view line) {
+  if (const auto wrong = find_invalid_utf8(line)) {
+    fail("[json_lines] byte {}: wanted UTF-8, got 0x{:02x}: convert the text",
+         *wrong + 1,
+         static_cast<unsigned char>(line[*wrong]));
+  }
+  try {
+    return nlohmann::json::parse(line);
+  } catch (const nlohmann::json::parse_error& error) {
+    fail("[json_lines] byte {}: wanted a JSON value: {}", error.byte, reason_of(error));
+  } catch (const nlohmann::json::exception& error) {
+    fail("[json_lines] wanted a JSON value: {}", reason_of(error));
+  }
+}
+
+bool is_blank(std::string_view line) {
+  return line.find_first_not_of(" \t\r") == std::string_view::npos;
+}
+
 void for_each_json_line(const std::string& path,
                         const std::function<void(const nlohmann::json&)>& visit) {
-  std::ifstream file(path);
-  BIFOCAL_REQUIRE(file.good(), "[json_lines] cannot open {}: check the path", path);
+  LineReader reader(path);
   std::string line;
-  for (std::int64_t number = 1; std::getline(file, line); ++number) {
-    if (line.find_first_not_of(" \t\r") == std::string::npos) {
+  while (reader.next(line)) {
+    if (is_blank(line)) {
       continue;
     }
     try {
-      visit(nlohmann::json::parse(line));
+      visit(parse_json_line(line));
     } catch (const nlohmann::json::exception& error) {
-      fail("[json_lines] {}:{}: {}", path, number, error.what());
+      fail("[json_lines] {} ({}:{})", error.what(), path, reader.number());
     } catch (const Error& error) {
-      fail("{} ({}:{})", error.what(), path, number);
+      fail("{} ({}:{})", error.what(), path, reader.number());
     }
   }
-  BIFOCAL_REQUIRE(!file.bad(), "[json_lines] reading {} failed", path);
 }
 
 std::vector<std::int32_t> int32_array(const nlohmann::json& array) {
@@ -42,7 +87,7 @@ std::vector<std::int32_t> int32_array(const nlohmann::json& array) {
     BIFOCAL_REQUIRE(fits,
                     "[json_lines] entry {} should be an integer of 32 bits, got {}",
                     values.size(),
-                    item.dump());
+                    show(item));
     values.push_back(item.get<std::int32_t>());
   }
   return values;

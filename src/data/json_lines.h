@@ -4,14 +4,23 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
 namespace bifocal {
 
-// Calls visit for each line that is not blank. Throws Error that names file and line for a line
-// that is no JSON, and adds file and line to every error that visit throws.
+// The value of one line. Throws Error that names the byte (from 1) for a line that is no UTF-8 or
+// no JSON.
+nlohmann::json parse_json_line(std::string_view line);
+
+// Whether a line holds nothing but white space.
+bool is_blank(std::string_view line);
+
+// Calls visit for each line that is not blank; gzip and zstd are read as in text_source.h. Throws
+// Error that names file and line for a line that is no JSON, and adds file and line to every error
+// that visit throws.
 void for_each_json_line(const std::string& path,
                         const std::function<void(const nlohmann::json&)>& visit);
 

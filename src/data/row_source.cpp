@@ -2,169 +2,103 @@
 #include "data/row_source.h"
 
 #include <algorithm>
-#include <deque>
-#include <filesystem>
+#include <bit>
 #include <limits>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <utility>
 
 #include "core/error.h"
-#include "data/pack.h"
-#include "data/token_file.h"
+#include "data/shard_set.h"
 
 namespace bifocal {
 
 namespace {
 
-constexpr std::size_t kCachedPlans = 2;  // around an epoch's end, rows of two epochs are asked for
-
-// The files that `paths` name; a directory stands for its *.h5 files in the order of their names.
-std::vector<std::string> shard_paths(const std::vector<std::string>& paths) {
-  std::vector<std::string> files;
-  for (const std::string& path : paths) {
-    if (!std::filesystem::is_directory(path)) {
-      files.push_back(path);
-      continue;
-    }
-    std::vector<std::string> found;
-    for (const auto& entry : std::filesystem::directory_iterator(path)) {
-      if (entry.path().extension() == ".h5") {
-        found.push_back(entry.path().string());
-      }
-    }
-    BIFOCAL_REQUIRE(!found.empty(),
-                    "[row_source] {} holds no token shard (*.h5): make some with `bifocal "
-                    "tokenize`",
-                    path);
-    std::ranges::sort(found);
-    files.insert(files.end(), found.begin(), found.end());
-  }
-  return files;
-}
-
 void check_options(const RowSourceOptions& options) {
-  BIFOCAL_REQUIRE(!options.paths.empty(), "[row_source] no token shards are named: set data.train");
+  BIFOCAL_REQUIRE(!options.mixture.sources.empty(),
+                  "[row_source] no token shards are named: set data.train or data.mixture");
   BIFOCAL_REQUIRE(
       options.row_tokens >= 1 && options.row_tokens <= std::numeric_limits<std::int32_t>::max(),
       "[row_source] a row needs from 1 to 2^31 - 1 tokens, got {}: set data.row_tokens",
       options.row_tokens);
-  BIFOCAL_REQUIRE(options.pad_id >= 0 && options.pad_id < options.vocabulary,
-                  "[row_source] the padding id {} is outside the vocabulary of {}",
-                  options.pad_id,
-                  options.vocabulary);
 }
 
 }  // namespace
 
+double SourceSize::epochs(const SourceCounts& counts) const {
+  return static_cast<double>(counts.tokens + counts.dropped_tokens) / static_cast<double>(tokens);
+}
+
 struct RowSource::Impl {
-  // A shard and the number of its first document over all shards.
-  struct Shard {
-    TokenFile file;
-    std::int64_t first_document;
-  };
-
-  struct CachedPlan {
-    std::int64_t epoch;
-    PackingPlan plan;
-  };
-
   RowSourceOptions options;
-  std::vector<Shard> shards;
-  std::vector<std::int64_t> lengths;  // of all documents
-  PackingReport report;
-
+  OpenShards open;
+  std::vector<std::unique_ptr<ShardSet>> sets;  // of the sources, in their order
+  std::vector<SourceSize> sizes;
   // Plans are made on demand, and HDF5 handles are no business of two threads at once.
   std::mutex mutex;
-  std::vector<std::int64_t> epoch_begin = {0};  // first position of the epochs seen so far
-  std::deque<CachedPlan> plans;                 // newest use first
+  std::optional<RowSequence> sequence;
 
   explicit Impl(const RowSourceOptions& settings) : options(settings) {
     check_options(options);
-    open_shards();
-    fill_report();
+    std::string first_shard;
+    std::vector<PackSource> sources;
+    for (const MixtureSource& source : options.mixture.sources) {
+      sets.push_back(std::make_unique<ShardSet>(source, options.split, open, first_shard));
+      check_ids(source.name, *sets.back());
+      sources.push_back({source.name, source.weight, sets.back().get()});
+    }
+    BIFOCAL_REQUIRE(options.pad_id >= 0 && options.pad_id < options.vocabulary,
+                    "[row_source] the padding id {} is outside the vocabulary of {}",
+                    options.pad_id,
+                    options.vocabulary);
+    sequence.emplace(RowPacker(std::move(sources),
+                               {.row_tokens = options.row_tokens,
+                                .seed = options.seed,
+                                .long_documents = options.long_documents,
+                                .whole_epochs = options.split == Split::held_out}));
+    fill_sizes();
   }
 
-  void open_shards() {
-    std::string hash;
-    std::string first_path;
-    for (const std::string& path : shard_paths(options.paths)) {
-      TokenFile file(path);
-      if (first_path.empty()) {
-        hash = file.header().vocabulary_hash;
-        first_path = path;
-      }
-      BIFOCAL_REQUIRE(file.header().vocabulary_hash == hash,
-                      "[row_source] {} and {} were made with different vocabularies: tokenize "
-                      "them with one",
-                      first_path,
-                      path);
-      BIFOCAL_REQUIRE(file.largest_id() < options.vocabulary,
-                      "[row_source] {} holds the id {}, but the model's vocabulary is {}: use the "
-                      "tokenizer of the model",
-                      path,
-                      file.largest_id(),
-                      options.vocabulary);
-      if (file.header().split == options.split) {
-        const auto first = static_cast<std::int64_t>(lengths.size());
-        const std::span<const std::int64_t> offsets = file.offsets();
-        for (std::size_t i = 0; i + 1 < offsets.size(); ++i) {
-          lengths.push_back(offsets[i + 1] - offsets[i]);
-        }
-        shards.push_back({std::move(file), first});
-      }
+  void check_ids(const std::string& name, const ShardSet& set) {
+    if (options.vocabulary == 0) {
+      options.vocabulary = set.vocabulary();
     }
-    BIFOCAL_REQUIRE(!shards.empty(),
-                    "[row_source] the token shards hold no {} document: tokenize more, or with "
-                    "another held-out share",
-                    split_name(options.split));
+    BIFOCAL_REQUIRE(set.largest_id() < options.vocabulary,
+                    "[row_source] the shards of {} hold the id {}, but the model's vocabulary is "
+                    "{}: use the tokenizer of the model",
+                    name,
+                    set.largest_id(),
+                    options.vocabulary);
   }
 
-  void fill_report() {
-    report.documents = static_cast<std::int64_t>(lengths.size());
-    for (const std::int64_t length : lengths) {
-      report.tokens += length;
-      report.too_long += length > options.row_tokens ? 1 : 0;
+  void fill_sizes() {
+    double sum = 0.0;
+    for (const MixtureSource& source : options.mixture.sources) {
+      sum += source.weight;
     }
-    report.rows = plan_of(0).rows();
-    report.padding = report.rows * options.row_tokens - report.tokens;
-  }
-
-  const PackingPlan& plan_of(std::int64_t epoch) {
-    const auto found = std::ranges::find(plans, epoch, &CachedPlan::epoch);
-    if (found != plans.end()) {
-      std::rotate(plans.begin(), found, found + 1);
-      return plans.front().plan;
+    for (std::size_t i = 0; i < sets.size(); ++i) {
+      const MixtureSource& source = options.mixture.sources[i];
+      sizes.push_back({.name = source.name,
+                       .weight = source.weight / sum,
+                       .shards = std::ssize(sets[i]->shards()),
+                       .documents = sets[i]->documents(),
+                       .tokens = sets[i]->tokens()});
     }
-    plans.push_front({epoch, pack_rows(lengths, options.row_tokens, options.seed, epoch)});
-    if (plans.size() > kCachedPlans) {
-      plans.pop_back();
-    }
-    return plans.front().plan;
-  }
-
-  // The pieces of a row. Epochs differ in their number of rows, so the ones before are counted.
-  std::span<const Piece> pieces_at(std::int64_t position) {
-    while (epoch_begin.back() <= position) {
-      const auto epoch = static_cast<std::int64_t>(epoch_begin.size()) - 1;
-      epoch_begin.push_back(epoch_begin.back() + plan_of(epoch).rows());
-    }
-    const auto after = std::ranges::upper_bound(epoch_begin, position);
-    return plan_of(after - epoch_begin.begin() - 1).row(position - *(after - 1));
   }
 
   // Reads a piece to tokens [at, at + piece.length) of the row.
   void read(const Piece& piece, std::int64_t at, Row& row) const {
-    const auto after = std::ranges::upper_bound(
-        shards, piece.document, std::ranges::less(), &Shard::first_document);
-    const Shard& shard = *(after - 1);
-    const auto document = static_cast<std::size_t>(piece.document - shard.first_document);
-    const std::int64_t begin = shard.file.offsets()[document] + piece.begin;
     const auto first = static_cast<std::size_t>(at);
     const auto count = static_cast<std::size_t>(piece.length);
-    shard.file.read_ids(begin, std::span(row.ids).subspan(first, count));
-    if (options.keep == Keep::assistant) {
-      shard.file.read_keep(begin, std::span(row.keep).subspan(first, count));
-    } else {
+    const bool wants_keep = options.keep == Keep::assistant;
+    sets[static_cast<std::size_t>(piece.source)]->read_tokens(
+        piece.document,
+        piece.begin,
+        std::span(row.ids).subspan(first, count),
+        wants_keep ? std::span(row.keep).subspan(first, count) : std::span<std::uint8_t>());
+    if (!wants_keep) {
       std::fill_n(row.keep.begin() + at, piece.length, std::uint8_t{1});
     }
     std::fill_n(row.start.begin() + at, piece.length, static_cast<std::int32_t>(at));
@@ -172,19 +106,18 @@ struct RowSource::Impl {
   }
 
   Row row(std::int64_t position) {
-    BIFOCAL_ASSERT(position >= 0);
-    const std::lock_guard lock(mutex);
     const auto size = static_cast<std::size_t>(options.row_tokens);
     Row row{.ids = std::vector<std::int32_t>(size, options.pad_id),
             .next = std::vector<std::int32_t>(size, -1),
             .start = std::vector<std::int32_t>(size, 0),
             .keep = std::vector<std::uint8_t>(size, 0)};
+    const RowPlan& plan = sequence->row(position);
     std::int64_t at = 0;
-    for (const Piece& piece : pieces_at(position)) {
+    for (const Piece& piece : plan.pieces) {
       read(piece, at, row);
       at += piece.length;
     }
-    row.padding = options.row_tokens - at;
+    row.padding = plan.padding;
     std::fill(row.start.begin() + at, row.start.end(), static_cast<std::int32_t>(at));
     return row;
   }
@@ -199,11 +132,51 @@ RowSource::RowSource(RowSource&&) noexcept = default;
 RowSource& RowSource::operator=(RowSource&&) noexcept = default;
 
 Row RowSource::row(std::int64_t position) const {
+  const std::lock_guard lock(impl_->mutex);
   return impl_->row(position);
 }
 
-const PackingReport& RowSource::report() const {
-  return impl_->report;
+RowPlan RowSource::plan(std::int64_t position) const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->sequence->row(position);
+}
+
+PackCounts RowSource::counts(std::int64_t position) const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->sequence->counts(position);
+}
+
+std::int64_t RowSource::rows_without_repeats(std::int64_t most) const {
+  for (std::int64_t position = 0; position < most; ++position) {
+    if (!std::ranges::all_of(counts(position + 1).sources,
+                             [](const SourceCounts& source) { return source.epoch == 0; })) {
+      return position;
+    }
+  }
+  return most;
+}
+
+const std::vector<SourceSize>& RowSource::sources() const {
+  return impl_->sizes;
+}
+
+std::vector<std::int64_t> RowSource::length_histogram(std::size_t source) const {
+  constexpr std::int64_t kAtOnce = 65536;
+  ShardSet& set = *impl_->sets.at(source);
+  std::vector<std::int64_t> lengths;
+  std::vector<std::int64_t> histogram;
+  for (std::int64_t first = 0; first < set.documents(); first += kAtOnce) {
+    lengths.resize(static_cast<std::size_t>(std::min(kAtOnce, set.documents() - first)));
+    const std::lock_guard lock(impl_->mutex);
+    set.read(first, lengths);
+    for (const std::int64_t length : lengths) {
+      const auto power =
+          static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(length)) - 1);
+      histogram.resize(std::max(histogram.size(), power + 1));
+      ++histogram[power];
+    }
+  }
+  return histogram;
 }
 
 }  // namespace bifocal

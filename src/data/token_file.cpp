@@ -2,7 +2,9 @@
 #include "data/token_file.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 #include <tuple>
 #include <utility>
@@ -20,7 +22,10 @@ namespace {
 
 constexpr std::string_view kFormat = "bifocal tokens";
 constexpr std::int64_t kFormatVersion = 1;
-constexpr hsize_t kChunk = 16384;  // elements: what one access to a few tokens must read and check
+// Elements of a chunk: what one access to a few of them must read and check.
+constexpr hsize_t kTokenChunk = 16384;
+constexpr hsize_t kOffsetChunk = 1024;  // offsets are read in pairs from all over the file
+constexpr std::size_t kChunkCache = std::size_t{128} << 10;  // bytes, of each dataset read
 
 Hdf5Handle string_type(std::size_t length) {
   Hdf5Handle type(BIFOCAL_HDF5(H5Tcopy(H5T_C_S1)), H5Tclose);
@@ -71,14 +76,16 @@ void write_dataset(hid_t file,
                    const char* name,
                    std::pair<hid_t, hid_t> stored_and_native,
                    std::size_t size,
+                   hsize_t largest_chunk,
                    const void* data) {
   const auto [stored, native] = stored_and_native;
   const hsize_t extent = size;
-  const hsize_t chunk = std::min<hsize_t>(extent, kChunk);
+  const hsize_t chunk = std::min<hsize_t>(extent, largest_chunk);
   const Hdf5Handle space(BIFOCAL_HDF5(H5Screate_simple(1, &extent, nullptr)), H5Sclose);
   const Hdf5Handle properties(BIFOCAL_HDF5(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
   BIFOCAL_HDF5(H5Pset_chunk(properties.get(), 1, &chunk));
   BIFOCAL_HDF5(H5Pset_fletcher32(properties.get()));
+  BIFOCAL_HDF5(H5Pset_obj_track_times(properties.get(), false));  // equal documents, equal bytes
   const Hdf5Handle dataset(
       BIFOCAL_HDF5(
           H5Dcreate2(file, name, stored, space.get(), H5P_DEFAULT, properties.get(), H5P_DEFAULT)),
@@ -88,7 +95,10 @@ void write_dataset(hid_t file,
 
 // A dataset of one dimension and its length.
 std::pair<Hdf5Handle, std::int64_t> open_dataset(hid_t file, const char* name) {
-  Hdf5Handle dataset(BIFOCAL_HDF5(H5Dopen2(file, name, H5P_DEFAULT)), H5Dclose);
+  const Hdf5Handle access(BIFOCAL_HDF5(H5Pcreate(H5P_DATASET_ACCESS)), H5Pclose);
+  BIFOCAL_HDF5(H5Pset_chunk_cache(
+      access.get(), H5D_CHUNK_CACHE_NSLOTS_DEFAULT, kChunkCache, H5D_CHUNK_CACHE_W0_DEFAULT));
+  Hdf5Handle dataset(BIFOCAL_HDF5(H5Dopen2(file, name, access.get())), H5Dclose);
   const Hdf5Handle space(BIFOCAL_HDF5(H5Dget_space(dataset.get())), H5Sclose);
   BIFOCAL_REQUIRE(H5Sget_simple_extent_ndims(space.get()) == 1,
                   "[token_file] dataset {} should have one dimension",
@@ -105,6 +115,18 @@ void read_range(hid_t dataset, hid_t type, std::int64_t begin, std::size_t size,
   const Hdf5Handle into(BIFOCAL_HDF5(H5Screate_simple(1, &count, nullptr)), H5Sclose);
   BIFOCAL_HDF5(H5Sselect_hyperslab(from.get(), H5S_SELECT_SET, &start, nullptr, &count, nullptr));
   BIFOCAL_HDF5(H5Dread(dataset, type, into.get(), from.get(), H5P_DEFAULT, out));
+}
+
+// Refuses what has not the form of checked_metadata before HDF5 parses it: damage in older forms,
+// which carry no checksums, can crash the library.
+void require_checked_metadata(const std::string& path) {
+  constexpr std::string_view kStart =
+      "\x89HDF\r\n\x1a\n\x03";  // signature, version 3 of the superblock
+  std::array<char, kStart.size()> start{};
+  std::ifstream file(path, std::ios::binary);
+  file.read(start.data(), start.size());
+  BIFOCAL_REQUIRE(file && std::string_view(start.data(), start.size()) == kStart,
+                  "it does not begin like an HDF5 file with checksums");
 }
 
 // Metadata in the newest form that HDF5 1.10 writes, which carries checksums.
@@ -165,18 +187,30 @@ void TokenFileWriter::append(std::span<const std::int32_t> ids,
 
 void TokenFileWriter::write_file(const std::string& path) const {
   const Hdf5Handle access = checked_metadata();
-  Hdf5Handle file(BIFOCAL_HDF5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, access.get())),
-                  H5Fclose);
+  const Hdf5Handle creation(BIFOCAL_HDF5(H5Pcreate(H5P_FILE_CREATE)), H5Pclose);
+  BIFOCAL_HDF5(H5Pset_obj_track_times(creation.get(), false));
+  Hdf5Handle file(
+      BIFOCAL_HDF5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, creation.get(), access.get())), H5Fclose);
   write_attribute(file.get(), "format", kFormat);
   write_attribute(file.get(), "format_version", kFormatVersion);
   write_attribute(file.get(), "vocabulary", header_.vocabulary);
   write_attribute(file.get(), "vocabulary_hash", header_.vocabulary_hash);
   write_attribute(file.get(), "split", split_name(header_.split));
   write_attribute(file.get(), "largest_id", std::int64_t{largest_id_});
+  write_dataset(file.get(),
+                "offsets",
+                {H5T_STD_I64LE, H5T_NATIVE_INT64},
+                offsets_.size(),
+                kOffsetChunk,
+                offsets_.data());
   write_dataset(
-      file.get(), "offsets", {H5T_STD_I64LE, H5T_NATIVE_INT64}, offsets_.size(), offsets_.data());
-  write_dataset(file.get(), "ids", {H5T_STD_I32LE, H5T_NATIVE_INT32}, ids_.size(), ids_.data());
-  write_dataset(file.get(), "keep", {H5T_STD_U8LE, H5T_NATIVE_UINT8}, keep_.size(), keep_.data());
+      file.get(), "ids", {H5T_STD_I32LE, H5T_NATIVE_INT32}, ids_.size(), kTokenChunk, ids_.data());
+  write_dataset(file.get(),
+                "keep",
+                {H5T_STD_U8LE, H5T_NATIVE_UINT8},
+                keep_.size(),
+                kTokenChunk,
+                keep_.data());
   file.close();
 }
 
@@ -194,9 +228,10 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
   BIFOCAL_REQUIRE(
       std::filesystem::is_regular_file(path), "[token_file] no file {}: check the path", path);
   try {
+    require_checked_metadata(path);
     file_ = Hdf5Handle(BIFOCAL_HDF5(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT)), H5Fclose);
     read_header();
-    read_offsets();
+    open_datasets();
   } catch (const Error& error) {
     fail("[token_file] {} is no whole token shard: make it again with `bifocal tokenize` ({})",
          path,
@@ -227,24 +262,41 @@ void TokenFile::read_header() {
   largest_id_ = static_cast<std::int32_t>(largest);
 }
 
-void TokenFile::read_offsets() {
-  const auto [offsets, count] = open_dataset(file_.get(), "offsets");
-  BIFOCAL_REQUIRE(count >= 2, "offsets should have two entries or more, got {}", count);
-  offsets_.resize(static_cast<std::size_t>(count));
-  read_range(offsets.get(), H5T_NATIVE_INT64, 0, offsets_.size(), offsets_.data());
-  const auto broken = std::ranges::adjacent_find(offsets_, std::greater_equal<>());
-  BIFOCAL_REQUIRE(offsets_.front() == 0 && broken == offsets_.end(),
-                  "offsets should start with 0 and grow: they break at entry {}",
-                  broken - offsets_.begin());
-  std::int64_t num_ids = 0;
+void TokenFile::open_datasets() {
+  std::int64_t num_offsets = 0;
   std::int64_t num_keep = 0;
-  std::tie(ids_, num_ids) = open_dataset(file_.get(), "ids");
+  std::tie(offsets_, num_offsets) = open_dataset(file_.get(), "offsets");
+  std::tie(ids_, tokens_) = open_dataset(file_.get(), "ids");
   std::tie(keep_, num_keep) = open_dataset(file_.get(), "keep");
-  BIFOCAL_REQUIRE(num_ids == tokens() && num_keep == tokens(),
+  BIFOCAL_REQUIRE(num_offsets >= 2, "offsets should have two entries or more, got {}", num_offsets);
+  documents_ = num_offsets - 1;
+  std::int64_t first = 0;
+  std::int64_t last = 0;
+  read_range(offsets_.get(), H5T_NATIVE_INT64, 0, 1, &first);
+  read_range(offsets_.get(), H5T_NATIVE_INT64, documents_, 1, &last);
+  BIFOCAL_REQUIRE(first == 0, "offsets should start with 0, not {}", first);
+  BIFOCAL_REQUIRE(tokens_ == last && num_keep == last,
                   "offsets end at {} tokens, but there are {} ids and {} keep entries",
-                  tokens(),
-                  num_ids,
+                  last,
+                  tokens_,
                   num_keep);
+}
+
+void TokenFile::read_offsets(std::int64_t first, std::span<std::int64_t> out) const {
+  BIFOCAL_ASSERT(first >= 0 && !out.empty() &&
+                 first + static_cast<std::int64_t>(out.size()) <= documents_ + 1);
+  try {
+    read_range(offsets_.get(), H5T_NATIVE_INT64, first, out.size(), out.data());
+  } catch (const Error& error) {
+    fail("[token_file] {} is corrupt: make it again ({})", path_, error.what());
+  }
+  const auto broken = std::ranges::adjacent_find(out, std::greater_equal<>());
+  BIFOCAL_REQUIRE(broken == out.end() && out.front() >= 0 && out.back() <= tokens_,
+                  "[token_file] {} is corrupt: offsets should grow from 0 to {}, and do not at "
+                  "entries from {} on: make it again",
+                  path_,
+                  tokens_,
+                  first + (broken == out.end() ? 0 : broken - out.begin()));
 }
 
 void TokenFile::read_ids(std::int64_t begin, std::span<std::int32_t> out) const {

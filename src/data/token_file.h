@@ -62,8 +62,8 @@ class TokenFileWriter {
   std::int32_t largest_id_ = 0;
 };
 
-// A shard open for reading; offsets are in memory, ids and keep on disk. Not for several threads
-// at once.
+// A shard open for reading. Nothing of it lies in memory but its header and the library's caches of
+// a few chunks. Not for several threads at once.
 class TokenFile {
  public:
   // Throws Error for a file that is no complete token shard of a known version.
@@ -75,11 +75,14 @@ class TokenFile {
 
   std::int32_t largest_id() const { return largest_id_; }
 
-  std::int64_t documents() const { return static_cast<std::int64_t>(offsets_.size()) - 1; }
+  std::int64_t documents() const { return documents_; }
 
-  std::int64_t tokens() const { return offsets_.back(); }
+  std::int64_t tokens() const { return tokens_; }
 
-  std::span<const std::int64_t> offsets() const { return offsets_; }
+  // Entries [first, first + out.size()) of the documents + 1 offsets: the first token of each
+  // document, and at the end the number of tokens. Throws Error for corrupt bytes, and where the
+  // entries do not grow.
+  void read_offsets(std::int64_t first, std::span<std::int64_t> out) const;
 
   // Reads ids or keep of tokens [begin, begin + out.size()). Throws Error for corrupt bytes.
   void read_ids(std::int64_t begin, std::span<std::int32_t> out) const;
@@ -87,13 +90,15 @@ class TokenFile {
 
  private:
   void read_header();
-  void read_offsets();
+  void open_datasets();
 
   std::string path_;
   TokenFileHeader header_;
   std::int32_t largest_id_ = 0;
-  std::vector<std::int64_t> offsets_;
+  std::int64_t documents_ = 0;
+  std::int64_t tokens_ = 0;
   Hdf5Handle file_;  // closed last
+  Hdf5Handle offsets_;
   Hdf5Handle ids_;
   Hdf5Handle keep_;
 };

@@ -1,43 +1,49 @@
-// JSON-lines documents made into token shards.
+// Documents of text files made into token shards.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
+#include "data/tokenize_report.h"
+
 namespace bifocal {
 
-// Each input line is one document, an object with
-// - ids and, if wanted, keep (0 or 1 per token; by default every token but the last is kept), or
-// - prompt_ids and answer_ids: the two joined, and what predicts an answer token is kept, or
-// - text: words of a WordLevel tokenizer; every token but the last is kept.
-struct TokenizeOptions {
-  std::vector<std::string> inputs;
-  std::string output;           // directory to make; it must not exist or be empty
-  std::string tokenizer;        // tokenizer.json; may be empty where a vocabulary is given
-  std::int64_t vocabulary = 0;  // ids are below it; 0: the tokenizer's
-  double held_out = 0.01;       // share of documents set aside, by the hash of their ids
-  std::int64_t shard_tokens = std::int64_t{1} << 25;  // a shard ends before it has more
-};
-
-struct SplitReport {
+// Where a run stands.
+struct TokenizeProgress {
+  std::size_t files = 0;  // read to their ends
+  std::size_t all_files = 0;
+  std::int64_t bytes = 0;  // of the files as they lie on the disk
+  std::int64_t all_bytes = 0;
+  std::int64_t text_bytes = 0;  // of lines, decompressed
   std::int64_t documents = 0;
   std::int64_t tokens = 0;
-  std::int64_t kept = 0;  // by the mask
-  std::int64_t shards = 0;
 };
 
-struct TokenizeReport {
-  SplitReport train;
-  SplitReport held_out;
-  std::vector<std::int64_t> lengths;  // [i]: documents of 2^i to 2^(i+1) - 1 tokens
+struct TokenizeOptions {
+  std::vector<std::string> inputs;  // files, directories, patterns: see text_source.h
+  std::string output;               // directory to make; it must not exist or be empty
+  std::string tokenizer;            // tokenizer.json, or a directory with one; may be empty where a
+                                    // vocabulary is given
+  std::string chat_template;        // name; empty: that of the tokenizer's directory
+  std::string form = "any";         // of lines that hold several: see document.h
+  std::string end_token;            // after text and completions; empty: none
+  std::int64_t vocabulary = 0;      // ids are below it; 0: the tokenizer's
+  double held_out = 0.01;           // share of documents set aside, by the hash of their ids
+  std::int64_t shard_tokens = std::int64_t{1} << 25;  // a shard ends before it has more
+  std::int64_t max_tokens = 0;  // longer documents are left out; 0: none is, packing cuts them
+  std::size_t threads = 0;      // that tokenize; 0: as many as the machine has cores for us
+
+  // Called on the calling thread, at least ten times a second. should_stop: whether to give up.
+  std::function<void(const TokenizeProgress&)> on_progress;
+  std::function<bool()> should_stop;
 };
 
-// Writes train-00000.h5.., held_out-00000.h5.. The directory appears only when all of them are
-// whole. Throws Error that names file and line for what cannot be a document.
+// Writes train-00000.h5.. and held_out-00000.h5.. for the documents in their order in the files.
+// Their bytes do not depend on the number of threads. The directory appears only when all of them
+// are whole. Throws Error that names file and line of the first line that cannot be a document, and
+// where it was stopped.
 TokenizeReport tokenize(const TokenizeOptions& options);
-
-// A few lines for people.
-std::string to_text(const TokenizeReport& report);
 
 }  // namespace bifocal

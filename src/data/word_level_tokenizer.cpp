@@ -8,64 +8,27 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "data/token_file.h"
+#include "data/utf8.h"
 
 namespace bifocal {
 
 namespace {
 
-using Json = nlohmann::ordered_json;
-
-// The code points of Unicode's property White_Space, in UTF-8.
-constexpr std::string_view kSpaces[] = {" ",
-                                        "\t",
-                                        "\n",
-                                        "\v",
-                                        "\f",
-                                        "\r",
-                                        "\xC2\x85",
-                                        "\xC2\xA0",
-                                        "\xE1\x9A\x80",
-                                        "\xE2\x80\x80",
-                                        "\xE2\x80\x81",
-                                        "\xE2\x80\x82",
-                                        "\xE2\x80\x83",
-                                        "\xE2\x80\x84",
-                                        "\xE2\x80\x85",
-                                        "\xE2\x80\x86",
-                                        "\xE2\x80\x87",
-                                        "\xE2\x80\x88",
-                                        "\xE2\x80\x89",
-                                        "\xE2\x80\x8A",
-                                        "\xE2\x80\xA8",
-                                        "\xE2\x80\xA9",
-                                        "\xE2\x80\xAF",
-                                        "\xE2\x81\x9F",
-                                        "\xE3\x80\x80"};
-
-// Bytes of the white space that `text` begins with; 0 where it begins with another character.
-std::size_t leading_space(std::string_view text) {
-  for (const std::string_view space : kSpaces) {
-    if (text.starts_with(space)) {
-      return space.size();
-    }
-  }
-  return 0;
-}
+using Json = nlohmann::json;
 
 std::vector<std::string_view> split_words(std::string_view text) {
   std::vector<std::string_view> words;
   std::size_t begin = 0;
   for (std::size_t at = 0; at < text.size();) {
-    const std::size_t space = leading_space(text.substr(at));
-    if (space == 0) {
-      ++at;
-      continue;
+    const Utf8Part part = utf8_part(text, at);
+    if (is_white_space(part.code)) {
+      if (at > begin) {
+        words.push_back(text.substr(begin, at - begin));
+      }
+      begin = at + part.bytes;
     }
-    if (at > begin) {
-      words.push_back(text.substr(begin, at - begin));
-    }
-    at += space;
-    begin = at;
+    at += part.bytes;
   }
   if (begin < text.size()) {
     words.push_back(text.substr(begin));
@@ -135,6 +98,10 @@ WordLevelTokenizer WordLevelTokenizer::read(const std::filesystem::path& path) {
   } catch (const Json::exception& error) {
     fail("[tokenizer] {} is not JSON: {}", name, error.what());
   }
+  return parse(json, name);
+}
+
+WordLevelTokenizer WordLevelTokenizer::parse(const Json& json, const std::string& name) {
   BIFOCAL_REQUIRE(json.is_object() && json.contains("model") && json["model"].is_object(),
                   "[tokenizer] {} is no tokenizer.json: it has no model",
                   name);
@@ -163,29 +130,55 @@ std::optional<std::int32_t> WordLevelTokenizer::find(std::string_view word) cons
   return found == ids_.end() ? std::nullopt : std::optional(found->second);
 }
 
-std::vector<std::int32_t> WordLevelTokenizer::encode(std::string_view text) const {
-  std::vector<std::int32_t> ids;
+std::string WordLevelTokenizer::hash() const {
+  return vocabulary_hash(words_);
+}
+
+std::string WordLevelTokenizer::normalize(std::string_view text) const {
+  require_utf8(text, "tokenizer");
+  return std::string(text);
+}
+
+Encoding WordLevelTokenizer::encode_with_ends(std::string_view text) const {
+  require_utf8(text, "tokenizer");
+  Encoding encoding;
   for (const std::string_view word : split_words(text)) {
     const std::int32_t id = find(word).value_or(unknown_.value_or(-1));
     BIFOCAL_REQUIRE(
         id >= 0,
         "[tokenizer] \"{}\" is no word of the vocabulary, and there is no unknown token",
         word);
-    ids.push_back(id);
+    encoding.ids.push_back(id);
+    encoding.ends.push_back(word.data() + word.size() - text.data());
   }
-  return ids;
+  return encoding;
 }
 
-std::string WordLevelTokenizer::decode(std::span<const std::int32_t> ids) const {
+const std::string& WordLevelTokenizer::word(std::int32_t id) const {
+  BIFOCAL_REQUIRE(0 <= id && id < vocabulary(),
+                  "[tokenizer] id {} is outside the vocabulary of {}",
+                  id,
+                  vocabulary());
+  return words_[static_cast<std::size_t>(id)];
+}
+
+bool WordLevelTokenizer::is_special(std::int32_t id) const {
+  word(id);
+  return false;
+}
+
+std::string WordLevelTokenizer::decode(std::span<const std::int32_t> ids,
+                                       bool /*skip_special*/) const {
   std::string text;
   for (const std::int32_t id : ids) {
-    BIFOCAL_REQUIRE(0 <= id && id < vocabulary(),
-                    "[tokenizer] id {} is outside the vocabulary of {}",
-                    id,
-                    vocabulary());
-    text += text.empty() ? "" : " ";
-    text += words_[static_cast<std::size_t>(id)];
+    text += piece(id, text.empty());
   }
+  return text;
+}
+
+std::string WordLevelTokenizer::piece(std::int32_t id, bool first) const {
+  std::string text(first ? "" : " ");
+  text += word(id);
   return text;
 }
 

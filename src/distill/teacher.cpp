@@ -50,8 +50,8 @@ void TeacherFeed::run_ahead(std::int64_t first) {
   }
   const std::int64_t row_tokens = rows_(first).tokens();
   const std::int64_t own = shard_range(row_tokens, ranks, group_->rank()).size();
-  std::vector<Message> sends;
-  std::vector<Message> receives;
+  std::vector<RankMessage> sends;
+  std::vector<RankMessage> receives;
   for (int peer = 0; peer < ranks; ++peer) {
     if (mine < row_count_) {
       const ShardRange slice = shard_range(row_tokens, ranks, peer);

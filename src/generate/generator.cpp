@@ -1,341 +1,360 @@
-// One token of a batch through the model.
+// Tokens through the model: a chunk of one sequence, or one token of each of several.
 #include "generate/generator.h"
 
 #include <algorithm>
-#include <limits>
+#include <numeric>
 
-#include "model/head.h"
 #include "ops/bifocal_gate.h"
 #include "ops/decode_attention.h"
+#include "ops/decode_linear.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/feature_map.h"
 #include "ops/linear.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
-#include "ops/sample.h"
 #include "ops/swiglu.h"
 
 namespace bifocal {
 
 namespace {
 
-std::int64_t pinned_tokens(const MixerSettings& mixer) {
-  return mixer.sink == Sink::tokens ? mixer.sink_tokens : 0;
-}
+// A chunk of fewer rows takes the decoding products: BLAS gains nothing, and bf16 weights would be
+// converted for it.
+constexpr std::int64_t kLeastBlasRows = 16;
 
 }  // namespace
 
-Generator::Generator(Context context, Decoder& decoder, std::int64_t batch, std::int64_t capacity)
-    : context_(context), decoder_(&decoder), batch_(batch) {
-  const ModelConfig& config = decoder.config();
-  const auto cache = [&](const Shape& shape) {
-    return context_.memory.empty(Region::cache, context_.dtype, shape);
-  };
-  for (const MixerSettings& mixer : config.mixers) {
-    LayerCache layer_cache;
-    if (mixer.has_near()) {
-      layer_cache.slots = mixer.is_full() ? capacity : mixer.window + pinned_tokens(mixer);
-      layer_cache.k = cache({batch, layer_cache.slots, config.kv_width()});
-      layer_cache.v = cache({batch, layer_cache.slots, config.kv_width()});
-    }
-    if (mixer.has_far()) {
-      const std::int64_t states = mixer.num_states(config.heads, config.kv_heads);
-      layer_cache.c = cache({batch, states, config.head_dim, config.head_dim});
-      layer_cache.n = cache({batch, states, config.head_dim});
-      layer_cache.m = cache({batch, states});
-    }
-    caches_.push_back(std::move(layer_cache));
+struct Generator::Step {
+  std::span<const std::int64_t> slots;  // one for a chunk
+  std::int64_t rows = 0;
+  bool is_chunk = false;
+  bool wants_logits = true;
+  ConstTensorView cos, sin;   // [rows, head_dim / 2]
+  ConstTensorView sequences;  // [rows] i32, the slots; not for a chunk
+};
+
+// Rotated queries and keys, and values. A chunk's keys have room for its halo before them.
+struct Generator::Projected {
+  TensorView q;             // [rows, H, d]
+  TensorView k, v;          // [rows, G, d]
+  TensorView all_k, all_v;  // [halo + rows, G, d]
+};
+
+Generator::Generator(Context context, Decoder& decoder, std::int64_t batch)
+    : context_(context),
+      decoder_(&decoder),
+      weights_(context, decoder.config(), decoder.weights()),
+      frequencies_(rope_frequencies(static_cast<int>(decoder.config().head_dim),
+                                    decoder.config().rope_theta,
+                                    decoder.config().rope_scaling)),
+      scratch_(context.memory) {
+  BIFOCAL_REQUIRE(batch > 0, "[generate] wanted room for a sequence, got a batch of {}", batch);
+  for (const MixerSettings& mixer : decoder.config().mixers) {
+    caches_.emplace_back(context, decoder.config(), mixer, batch);
   }
-  positions_ = context_.memory.zeros(Region::cache, DType::i32, {batch});
-  active_ = context_.memory.zeros(Region::cache, DType::u8, {batch});
-  hidden_ = context_.memory.zeros(Region::cache, context_.dtype, {batch, config.hidden});
-  logits_ = context_.memory.empty(Region::cache, context_.dtype, {batch, config.vocabulary});
-  reset();
+  positions_.assign(static_cast<std::size_t>(batch), 0);
 }
 
-void Generator::reset() {
-  run(context_.stream, Zero{.x = positions_});
+void Generator::reset(std::int64_t slot) {
   for (LayerCache& cache : caches_) {
-    if (!cache.c) {
-      continue;
-    }
-    run(context_.stream, Zero{.x = cache.c});
-    run(context_.stream, Zero{.x = cache.n});
-    dispatch_real("generate", context_.dtype, [&]<class T>(T) {
-      std::fill_n(cache.m.as<T>(), cache.m.size(), -std::numeric_limits<T>::infinity());
-    });
+    cache.reset(slot);
   }
+  positions_.at(static_cast<std::size_t>(slot)) = 0;
 }
 
 std::size_t Generator::cache_bytes() const {
-  std::size_t bytes = 0;
-  for (const LayerCache& cache : caches_) {
-    for (const Tensor* tensor : {&cache.k, &cache.v, &cache.c, &cache.n, &cache.m}) {
-      if (*tensor) {
-        bytes += tensor->view().bytes();
-      }
-    }
-  }
-  return bytes;
+  return std::accumulate(
+      caches_.begin(), caches_.end(), std::size_t{0}, [](std::size_t sum, const LayerCache& cache) {
+        return sum + cache.bytes();
+      });
 }
 
-// Pinned tokens fill the first slots and stay; the others go round a ring of `window` slots.
-// Visible keys are then always slots [0, count).
-void Generator::write_cache(LayerCache& cache,
-                            const MixerSettings& mixer,
-                            const Tensor& k,
-                            const Tensor& v) {
-  const Tensor slots = context_.memory.empty(Region::cache, DType::i32, {batch_});
-  const std::int64_t pinned = pinned_tokens(mixer);
-  for (std::int64_t b = 0; b < batch_; ++b) {
-    const std::int64_t position = positions_.as<std::int32_t>()[b];
-    std::int64_t slot = position;
-    if (!mixer.is_full() && position >= pinned) {
-      slot = pinned + (position - pinned) % mixer.window;
-    }
-    slots.as<std::int32_t>()[b] =
-        active_.as<std::uint8_t>()[b] != 0 ? static_cast<std::int32_t>(slot) : -1;
+ConstTensorView Generator::in_compute_type(const ConstTensorView& weight) {
+  if (weight.dtype == context_.dtype) {
+    return weight;
   }
-  const Shape rows{batch_, decoder_->config().kv_width()};
-  run(context_.stream, CacheWrite{.cache = cache.k, .rows = k.reshape(rows), .slots = slots});
-  run(context_.stream, CacheWrite{.cache = cache.v, .rows = v.reshape(rows), .slots = slots});
+  const TensorView copy = take(Use::weight, weight.shape);
+  run(context_.stream, Cast{.y = copy, .x = weight});
+  return copy;
 }
 
-Tensor Generator::near(LayerCache& cache,
-                       const MixerSettings& mixer,
-                       const LayerWeights& weights,
-                       const Tensor& q) {
-  const Tensor counts = context_.memory.empty(Region::cache, DType::i32, {batch_});
-  for (std::int64_t b = 0; b < batch_; ++b) {
-    const std::int64_t fed = positions_.as<std::int32_t>()[b] + 1;
-    const bool active = active_.as<std::uint8_t>()[b] != 0;
-    counts.as<std::int32_t>()[b] =
-        active ? static_cast<std::int32_t>(std::min(fed, cache.slots)) : 0;
+void Generator::linear(const Step& step,
+                       const TensorView& y,
+                       const ConstTensorView& x,
+                       const ConstTensorView& weight,
+                       const ConstTensorView& bias) {
+  if (step.is_chunk && step.rows >= kLeastBlasRows) {
+    run(context_.stream,
+        LinearForward{.y = y, .x = x, .weight = in_compute_type(weight), .bias = bias});
+  } else {
+    run(context_.stream, DecodeLinear{.y = y, .x = x, .weight = weight, .bias = bias});
   }
-  Tensor out = activation(q.shape());
-  DecodeAttention op{.out = out, .q = q, .k = cache.k, .v = cache.v, .counts = counts};
-  if (mixer.sink == Sink::learned) {
-    op.sink = weights.sink;
+}
+
+void Generator::features(const Step& step,
+                         const TensorView& y,
+                         const ConstTensorView& x,
+                         const ConstTensorView& weight) {
+  if (step.is_chunk && step.rows >= kLeastBlasRows) {
+    run(context_.stream, FeatureMapForward{.y = y, .x = x, .weight = in_compute_type(weight)});
+  } else {
+    run(context_.stream, DecodeFeatureMap{.y = y, .x = x, .weight = weight});
   }
-  run(context_.stream, op);
+}
+
+void Generator::rms_norm(const TensorView& y,
+                         const ConstTensorView& x,
+                         const ConstTensorView& weight) {
+  const Shape rows{x.size() / weight.size(), weight.size()};
+  run(context_.stream,
+      RmsNormForward{.y = y.reshape(rows),
+                     .x = x.reshape(rows),
+                     .weight = weight,
+                     .eps = decoder_->config().norm_eps});
+}
+
+Generator::Projected Generator::project(std::int64_t index,
+                                        const Step& step,
+                                        const ConstTensorView& a) {
+  const ModelConfig& config = decoder_->config();
+  const LayerWeights& w = weights_.layer(index);
+  const LayerCache& cache = caches_[static_cast<std::size_t>(index)];
+  const std::int64_t halo = step.is_chunk ? cache.halo(tokens(step.slots[0])) : 0;
+  const std::int64_t all = halo + step.rows;
+  Projected p;
+  p.q = take(Use::q, {step.rows, config.heads, config.head_dim});
+  p.all_k = take(Use::k, {all, config.kv_heads, config.head_dim});
+  p.all_v = take(Use::v, {all, config.kv_heads, config.head_dim});
+  p.k = p.all_k.rows(halo, all);
+  p.v = p.all_v.rows(halo, all);
+  linear(step, p.q.reshape({step.rows, config.attention_width()}), a, w.q, w.q_bias);
+  linear(step, p.k.reshape({step.rows, config.kv_width()}), a, w.k, w.k_bias);
+  linear(step, p.v.reshape({step.rows, config.kv_width()}), a, w.v, w.v_bias);
+  if (config.qk_norm) {
+    rms_norm(p.q, p.q, w.q_norm);
+    rms_norm(p.k, p.k, w.k_norm);
+  }
+  run(context_.stream, RopeRotate{.x = p.q, .cos = step.cos, .sin = step.sin});
+  run(context_.stream, RopeRotate{.x = p.k, .cos = step.cos, .sin = step.sin});
+  return p;
+}
+
+TensorView Generator::near(std::int64_t index, const Step& step, const Projected& p) {
+  LayerCache& cache = caches_[static_cast<std::size_t>(index)];
+  const MixerSettings& settings = cache.settings();
+  const TensorView out = take(Use::near, p.q.shape);
+  const ConstTensorView sink =
+      settings.sink == Sink::learned ? weights_.layer(index).sink : ConstTensorView{};
+  if (step.is_chunk) {
+    const std::int64_t slot = step.slots[0];
+    const std::int64_t position = tokens(slot);
+    if (settings.is_full()) {
+      cache.append(slot, position, p.k, p.v);
+    }
+    AttentionInputs inputs =
+        cache.attention_inputs({slot, position, step.rows, p.all_k, p.all_v}, scratch_);
+    inputs.q = p.q;
+    inputs.sink = sink;
+    run(context_.stream,
+        SlidingAttentionForward{.out = out,
+                                .lse = take(Use::lse, {step.rows, decoder_->config().heads}),
+                                .inputs = inputs});
+    if (!settings.is_full()) {
+      cache.append(slot, position, p.k, p.v);
+    }
+    return out;
+  }
+  std::vector<ConstTensorView> keys;
+  std::vector<ConstTensorView> values;
+  for (std::int64_t row = 0; row < step.rows; ++row) {
+    const std::int64_t slot = step.slots[static_cast<std::size_t>(row)];
+    cache.append(slot, tokens(slot), p.k.rows(row, row + 1), p.v.rows(row, row + 1));
+    keys.push_back(cache.keys(slot, tokens(slot) + 1));
+    values.push_back(cache.values(slot, tokens(slot) + 1));
+  }
+  run(context_.stream, DecodeAttention{.out = out, .q = p.q, .k = keys, .v = values, .sink = sink});
   return out;
 }
 
-Tensor Generator::far(LayerCache& cache,
-                      const LayerWeights& weights,
-                      const Tensor& a,
-                      const ConstTensorView& q,
-                      const ConstTensorView& k,
-                      const ConstTensorView& v) {
-  const std::int64_t states = cache.m.shape()[1];
-  const std::int64_t dim = decoder_->config().head_dim;
-  const Tensor feature_q = activation(q.shape);
-  const Tensor feature_k = activation({batch_, states, dim});
-  const Tensor i_gate = activation({batch_, states});
-  const Tensor f_gate = activation({batch_, states});
-  Tensor h = activation(q.shape);
-  Stream& stream = context_.stream;
-  run(stream, FeatureMapForward{.y = feature_q, .x = q, .weight = weights.feature_q});
-  run(stream, FeatureMapForward{.y = feature_k, .x = k, .weight = weights.feature_k});
-  run(stream, LinearForward{.y = i_gate, .x = a, .weight = weights.i_gate});
-  run(stream,
-      LinearForward{.y = f_gate, .x = a, .weight = weights.f_gate, .bias = weights.f_gate_bias});
-  run(stream,
+TensorView Generator::far(std::int64_t index,
+                          const Step& step,
+                          const ConstTensorView& a,
+                          const Projected& p) {
+  const LayerWeights& w = weights_.layer(index);
+  const LayerCache& cache = caches_[static_cast<std::size_t>(index)];
+  const std::int64_t states = cache.states().m.shape[1];
+  const TensorView feature_q = take(Use::feature_q, p.q.shape);
+  const TensorView feature_k =
+      take(Use::feature_k, {step.rows, states, decoder_->config().head_dim});
+  const TensorView i_gate = take(Use::i_gate, {step.rows, states});
+  const TensorView f_gate = take(Use::f_gate, {step.rows, states});
+  const TensorView h = take(Use::far, p.q.shape);
+  features(step, feature_q, p.q, w.feature_q);
+  features(step, feature_k, p.k, w.feature_k);
+  linear(step, i_gate, a, w.i_gate);
+  linear(step, f_gate, a, w.f_gate, w.f_gate_bias);
+  if (step.is_chunk) {
+    // One document, so it starts in this chunk or left a state.
+    std::vector<std::uint8_t> starts(static_cast<std::size_t>(step.rows), 0);
+    starts[0] = tokens(step.slots[0]) == 0 ? 1 : 0;
+    const MlstmState state = cache.state(step.slots[0]);
+    run(context_.stream,
+        MlstmForward{.h = h,
+                     .final = state,
+                     .inputs = {.q = feature_q,
+                                .k = feature_k,
+                                .v = p.v,
+                                .i_gate = i_gate,
+                                .f_gate = f_gate,
+                                .starts = {starts.data(), DType::u8, {step.rows}},
+                                .initial = state}});
+    return h;
+  }
+  const MlstmState all = cache.states();
+  run(context_.stream,
       MlstmStep{.h = h,
-                .c = cache.c,
-                .n = cache.n,
-                .m = cache.m,
+                .c = all.c,
+                .n = all.n,
+                .m = all.m,
                 .q = feature_q,
                 .k = feature_k,
-                .v = v,
+                .v = p.v,
                 .i_gate = i_gate,
                 .f_gate = f_gate,
-                .active = active_});
+                .sequences = step.sequences});
   return h;
 }
 
-Tensor Generator::mix(std::int64_t index,
-                      const LayerWeights& w,
-                      const Rope& rope,
-                      const Tensor& a) {
-  const ModelConfig& config = decoder_->config();
-  const MixerSettings& mixer = config.mixers[static_cast<std::size_t>(index)];
-  LayerCache& cache = caches_[static_cast<std::size_t>(index)];
-  Stream& stream = context_.stream;
-  const auto project = [&](std::int64_t heads,
-                           const ConstTensorView& weight,
-                           const ConstTensorView& bias,
-                           const ConstTensorView& norm) {
-    Tensor y = activation({batch_, heads, config.head_dim});
-    run(stream,
-        LinearForward{.y = y.reshape({batch_, heads * config.head_dim}),
-                      .x = a,
-                      .weight = weight,
-                      .bias = bias});
-    if (norm) {
-      const TensorView rows = y.reshape({batch_ * heads, config.head_dim});
-      run(stream, RmsNormForward{.y = rows, .x = rows, .weight = norm, .eps = config.norm_eps});
-    }
-    return y;
-  };
-  const Tensor q = project(config.heads, w.q, w.q_bias, w.q_norm);
-  const Tensor k = project(config.kv_heads, w.k, w.k_bias, w.k_norm);
-  const Tensor v = project(config.kv_heads, w.v, w.v_bias, {});
-  run(stream, RopeRotate{.x = q, .cos = rope.cos, .sin = rope.sin});
-  run(stream, RopeRotate{.x = k, .cos = rope.cos, .sin = rope.sin});
-  Tensor near_heads;
-  Tensor far_heads;
-  if (mixer.has_near()) {
-    write_cache(cache, mixer, k, v);
-    near_heads = near(cache, mixer, w, q);
+TensorView Generator::mix(std::int64_t index, const Step& step, const ConstTensorView& a) {
+  const LayerWeights& w = weights_.layer(index);
+  const MixerSettings& settings = caches_[static_cast<std::size_t>(index)].settings();
+  const Projected p = project(index, step, a);
+  if (!settings.has_far()) {
+    return near(index, step, p);
   }
-  if (mixer.has_far()) {
-    far_heads = far(cache, w, a, q, k, v);
-  }
-  if (!near_heads) {
+  const TensorView far_heads = far(index, step, a, p);
+  if (!settings.has_near()) {
     return far_heads;
   }
-  if (!far_heads) {
+  const TensorView near_heads = near(index, step, p);
+  if (!settings.has_gate()) {
+    run(context_.stream, Add{.y = near_heads, .a = near_heads, .b = far_heads});
     return near_heads;
   }
-  if (!mixer.has_gate()) {
-    run(stream, Add{.y = near_heads, .a = near_heads, .b = far_heads});
-    return near_heads;
-  }
-  const Tensor gate = activation({batch_, config.heads});
-  Tensor mixed = activation(q.shape());
-  run(stream, LinearForward{.y = gate, .x = a, .weight = w.o_gate, .bias = w.o_gate_bias});
-  run(stream, BifocalGateForward{.y = mixed, .far = far_heads, .near = near_heads, .gate = gate});
+  const TensorView gate = take(Use::o_gate, {step.rows, decoder_->config().heads});
+  const TensorView mixed = take(Use::mixed, p.q.shape);
+  linear(step, gate, a, w.o_gate, w.o_gate_bias);
+  run(context_.stream,
+      BifocalGateForward{.y = mixed, .far = far_heads, .near = near_heads, .gate = gate});
   return mixed;
 }
 
-void Generator::layer(std::int64_t index, const LayerWeights& w, const Rope& rope, Tensor& x) {
+void Generator::layer(std::int64_t index, const Step& step, const TensorView& x) {
   const ModelConfig& config = decoder_->config();
-  Stream& stream = context_.stream;
-  const Tensor normed = activation(x.shape());
-  run(stream, RmsNormForward{.y = normed, .x = x, .weight = w.input_norm, .eps = config.norm_eps});
-  const Tensor heads = mix(index, w, rope, normed);
-  const Tensor delta = activation(x.shape());
-  run(stream,
-      LinearForward{
-          .y = delta, .x = heads.reshape({batch_, config.attention_width()}), .weight = w.o});
-  run(stream, Add{.y = x, .a = delta, .b = x});
-  run(stream, RmsNormForward{.y = normed, .x = x, .weight = w.post_norm, .eps = config.norm_eps});
-  const Tensor gate = activation({batch_, config.intermediate});
-  const Tensor up = activation({batch_, config.intermediate});
-  run(stream, LinearForward{.y = gate, .x = normed, .weight = w.mlp_gate});
-  run(stream, LinearForward{.y = up, .x = normed, .weight = w.mlp_up});
-  run(stream, SwigluForward{.y = up, .gate = gate, .up = up});
-  run(stream, LinearForward{.y = delta, .x = up, .weight = w.mlp_down});
-  run(stream, Add{.y = x, .a = delta, .b = x});
+  const LayerWeights& w = weights_.layer(index);
+  const TensorView normed = take(Use::normed, x.shape);
+  const TensorView delta = take(Use::delta, x.shape);
+  rms_norm(normed, x, w.input_norm);
+  const TensorView heads = mix(index, step, normed);
+  linear(step, delta, heads.reshape({step.rows, config.attention_width()}), w.o);
+  run(context_.stream, Add{.y = x, .a = delta, .b = x});
+  rms_norm(normed, x, w.post_norm);
+  const TensorView gate = take(Use::gate, {step.rows, config.intermediate});
+  const TensorView up = take(Use::up, {step.rows, config.intermediate});
+  linear(step, gate, normed, w.mlp_gate);
+  linear(step, up, normed, w.mlp_up);
+  run(context_.stream, SwigluForward{.y = up, .gate = gate, .up = up});
+  linear(step, delta, up, w.mlp_down);
+  run(context_.stream, Add{.y = x, .a = delta, .b = x});
 }
 
-void Generator::feed(const std::vector<std::int32_t>& ids,
-                     const std::vector<std::uint8_t>& active) {
-  BIFOCAL_ASSERT(static_cast<std::int64_t>(ids.size()) == batch_ && ids.size() == active.size());
-  const ModelConfig& config = decoder_->config();
-  Weights& weights = decoder_->weights();
-  const ParameterTable& table = weights.table();
-  std::copy(active.begin(), active.end(), active_.as<std::uint8_t>());
+// Rows of a table in another type are converted one by one: the table is large, a chunk short.
+void Generator::embed(const TensorView& x, std::span<const std::int32_t> ids) {
+  const ConstTensorView& table = weights_.embedding();
+  for (const std::int32_t id : ids) {
+    BIFOCAL_REQUIRE(id >= 0 && id < table.shape[0],
+                    "[generate] wanted ids from 0 to {}, got {}: the tokens belong to another "
+                    "vocabulary",
+                    table.shape[0] - 1,
+                    id);
+  }
+  if (table.dtype == x.dtype) {
+    const ConstTensorView tokens{ids.data(), DType::i32, {static_cast<std::int64_t>(ids.size())}};
+    run(context_.stream, EmbeddingForward{.y = x, .ids = tokens, .table = table});
+    return;
+  }
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    const auto row = static_cast<std::int64_t>(i);
+    run(context_.stream, Cast{.y = x.rows(row, row + 1), .x = table.rows(ids[i], ids[i] + 1)});
+  }
+}
 
-  Tensor x = activation({batch_, config.hidden});
-  const ConstTensorView embedding = weights.acquire(table.embedding_unit(), table.layer_unit(0));
+ConstTensorView Generator::forward(Step& step, std::span<const std::int32_t> ids) {
+  const ModelConfig& config = decoder_->config();
+  const TensorView positions = scratch_.take(Use::positions, DType::i32, {step.rows});
+  for (std::int64_t row = 0; row < step.rows; ++row) {
+    const std::int64_t position = step.is_chunk ? tokens(step.slots[0]) + row
+                                                : tokens(step.slots[static_cast<std::size_t>(row)]);
+    positions.as<std::int32_t>()[row] = static_cast<std::int32_t>(position);
+  }
+  const Shape angles{step.rows, config.head_dim / 2};
+  const TensorView cos = take(Use::cos, angles);
+  const TensorView sin = take(Use::sin, angles);
   run(context_.stream,
-      EmbeddingForward{.y = x,
-                       .ids = {ids.data(), DType::i32, {batch_}},
-                       .table = parameter_view(table.at("model.embed_tokens.weight"), embedding)});
-  weights.release(table.embedding_unit());
-  const Rope rope = make_rope(context_, config, positions_);
+      RopeTable{.cos = cos,
+                .sin = sin,
+                .positions = positions,
+                .frequencies = {frequencies_.data(), DType::f64, {config.head_dim / 2}}});
+  step.cos = cos;
+  step.sin = sin;
+  const TensorView x = take(Use::x, {step.rows, config.hidden});
+  embed(x, ids);
   for (std::int64_t index = 0; index < config.layers; ++index) {
-    const std::int64_t unit = table.layer_unit(index);
-    layer(index, layer_weights(table, index, weights.acquire(unit, unit + 1)), rope, x);
-    weights.release(unit);
+    layer(index, step, x);
   }
-  const ConstTensorView last = weights.acquire(table.final_unit());
-  run(context_.stream,
-      RmsNormForward{.y = hidden_,
-                     .x = x,
-                     .weight = parameter_view(table.at("model.norm.weight"), last),
-                     .eps = config.norm_eps});
-  weights.release(table.final_unit());
-  for (std::int64_t b = 0; b < batch_; ++b) {
-    if (active[static_cast<std::size_t>(b)] != 0) {
-      ++positions_.as<std::int32_t>()[b];
-    }
+  if (!step.wants_logits) {
+    return {};
   }
+  const ConstTensorView last = step.is_chunk ? x.rows(step.rows - 1, step.rows) : x;
+  const TensorView hidden = take(Use::hidden, last.shape);
+  rms_norm(hidden, last, weights_.final_norm());
+  const TensorView logits = take(Use::logits, {last.shape[0], config.vocabulary});
+  run(context_.stream, DecodeLinear{.y = logits, .x = hidden, .weight = weights_.head()});
+  return logits;
 }
 
-ConstTensorView Generator::logits() {
-  Head(context_, decoder_->config(), decoder_->weights()).logits(hidden_, logits_);
-  return logits_;
+ConstTensorView Generator::prefill(std::int64_t slot,
+                                   std::span<const std::int32_t> ids,
+                                   std::int64_t chunk) {
+  BIFOCAL_REQUIRE(!ids.empty(), "[generate] a prompt has no token: give each at least one");
+  BIFOCAL_REQUIRE(chunk > 0, "[generate] wanted chunks of at least one token, got {}", chunk);
+  ConstTensorView logits;
+  const auto length = static_cast<std::int64_t>(ids.size());
+  for (std::int64_t begin = 0; begin < length; begin += chunk) {
+    const std::int64_t count = std::min(chunk, length - begin);
+    Step step{.slots = {&slot, 1},
+              .rows = count,
+              .is_chunk = true,
+              .wants_logits = begin + count == length};
+    logits = forward(step,
+                     ids.subspan(static_cast<std::size_t>(begin), static_cast<std::size_t>(count)));
+    positions_.at(static_cast<std::size_t>(slot)) += count;
+  }
+  return logits;
 }
 
-std::vector<GeneratedAnswer> generate(Context context,
-                                      Generator& generator,
-                                      const std::vector<std::vector<std::int32_t>>& prompts,
-                                      std::int64_t first_stream,
-                                      const GenerateOptions& options) {
-  const auto batch = static_cast<std::size_t>(generator.batch());
-  BIFOCAL_REQUIRE(prompts.size() <= batch,
-                  "[generate] {} prompts do not fit a batch of {}",
-                  prompts.size(),
-                  batch);
-  for (const auto& prompt : prompts) {
-    BIFOCAL_REQUIRE(!prompt.empty(), "[generate] a prompt has no token: give each at least one");
+ConstTensorView Generator::feed(std::span<const std::int64_t> slots,
+                                std::span<const std::int32_t> ids) {
+  BIFOCAL_ASSERT(!slots.empty() && slots.size() == ids.size());
+  const std::vector<std::int32_t> sequences(slots.begin(), slots.end());
+  const auto rows = static_cast<std::int64_t>(slots.size());
+  Step step{.slots = slots, .rows = rows, .sequences = {sequences.data(), DType::i32, {rows}}};
+  const ConstTensorView logits = forward(step, ids);
+  for (const std::int64_t slot : slots) {
+    ++positions_.at(static_cast<std::size_t>(slot));
   }
-  generator.reset();
-  std::vector<GeneratedAnswer> answers(prompts.size());
-  std::vector<std::int32_t> ids(batch, 0);
-  std::vector<std::uint8_t> active(batch, 0);
-  std::vector<std::int64_t> streams(batch);
-  for (std::size_t b = 0; b < batch; ++b) {
-    streams[b] = first_stream + static_cast<std::int64_t>(b);
-  }
-  for (std::size_t b = 0; b < prompts.size(); ++b) {
-    active[b] = options.max_new_tokens > 0 ? 1 : 0;
-    ids[b] = prompts[b].front();
-  }
-  const std::int64_t rows = generator.batch();
-  std::vector<std::int32_t> drawn(batch);
-  for (std::size_t position = 0; std::count(active.begin(), active.end(), 1) > 0; ++position) {
-    generator.feed(ids, active);
-    bool draws = false;
-    for (std::size_t b = 0; b < prompts.size(); ++b) {
-      if (active[b] != 0) {
-        draws = draws || position + 1 >= prompts[b].size();
-      }
-    }
-    if (draws) {
-      run(context.stream,
-          Sample{.ids = {drawn.data(), DType::i32, {rows}},
-                 .logits = generator.logits(),
-                 .temperature = options.temperature,
-                 .top_k = options.top_k,
-                 .top_p = options.top_p,
-                 .seed = options.seed,
-                 .streams = {streams.data(), DType::i64, {rows}},
-                 .index = position});
-    }
-    for (std::size_t b = 0; b < prompts.size(); ++b) {
-      if (active[b] == 0) {
-        continue;
-      }
-      if (position + 1 < prompts[b].size()) {
-        ids[b] = prompts[b][position + 1];
-        continue;
-      }
-      ids[b] = drawn[b];
-      answers[b].ids.push_back(drawn[b]);
-      const auto& stops = options.stop_ids;
-      answers[b].stopped = std::find(stops.begin(), stops.end(), drawn[b]) != stops.end();
-      const bool full = static_cast<std::int64_t>(answers[b].ids.size()) >= options.max_new_tokens;
-      if (answers[b].stopped || full) {
-        active[b] = 0;
-      }
-    }
-  }
-  return answers;
+  return logits;
 }
 
 }  // namespace bifocal

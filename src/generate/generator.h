@@ -1,78 +1,110 @@
-// Token by token generation with a cache of constant size: a ring of recent keys and values, pinned
-// sink tokens and the mLSTM's state. Full-attention layers (the teacher's) cache every token up to
-// a capacity.
+// Generation with a cache of constant size. What a sequence remembers of a layer:
+//   window W, n sink tokens   keys and values of the first n tokens, pinned, and a ring of the last
+//                             W others
+//   states                    the mLSTM's C, n and m in the compute type (float32)
+//   full attention (teacher)  keys and values of every token, in memory that grows in steps
+// A prompt is read in chunks through the training ops, answers grow token by token. What is
+// computed for a sequence does not depend on the others: the same bits whatever shares the batch.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <span>
 #include <vector>
 
+#include "generate/layer_cache.h"
+#include "generate/resident_weights.h"
+#include "generate/scratch.h"
 #include "model/decoder.h"
 
 namespace bifocal {
 
 class Generator {
  public:
-  // batch sequences advance together. capacity: most tokens of a sequence, for full-attention
-  // layers alone. The decoder must outlive the generator.
-  Generator(Context context, Decoder& decoder, std::int64_t batch, std::int64_t capacity);
+  // Room for `batch` sequences, each in a slot of its own. Takes decoders whose weights lie whole
+  // on this rank: replicated, or in parts over a group of one, then in any type (bf16 stays bf16
+  // and is converted in registers). The decoder must outlive the generator.
+  Generator(Context context, Decoder& decoder, std::int64_t batch);
 
-  // Feeds one token to every active sequence, each at its own position. ids, active: [batch].
-  void feed(const std::vector<std::int32_t>& ids, const std::vector<std::uint8_t>& active);
+  std::int64_t batch() const { return static_cast<std::int64_t>(positions_.size()); }
 
-  // Logits [batch, vocabulary] after the last feed; those of inactive sequences mean nothing. Valid
-  // until the next call.
-  ConstTensorView logits();
+  // Appends ids (at least one) to the sequence of a slot, at most `chunk` at once. Returns logits
+  // [1, vocabulary] after the last, valid until the next call.
+  ConstTensorView prefill(std::int64_t slot,
+                          std::span<const std::int32_t> ids,
+                          std::int64_t chunk = 512);
 
-  // All sequences back to empty.
-  void reset();
+  // Appends one token to each of some sequences. Slots are distinct. Returns logits
+  // [slots, vocabulary] in the order of `slots`, valid until the next call.
+  ConstTensorView feed(std::span<const std::int64_t> slots, std::span<const std::int32_t> ids);
 
-  std::int64_t batch() const { return batch_; }
+  // The slot's sequence back to empty; memory that has grown for it is given back.
+  void reset(std::int64_t slot);
 
-  // Bytes of all caches and states.
+  // Tokens of the slot's sequence so far.
+  std::int64_t tokens(std::int64_t slot) const {
+    return positions_[static_cast<std::size_t>(slot)];
+  }
+
+  // Bytes of all caches and states, room to grow included.
   std::size_t cache_bytes() const;
 
+  const ModelConfig& config() const { return decoder_->config(); }
+
  private:
-  struct LayerCache {
-    std::int64_t slots = 0;
-    Tensor k, v;     // [batch, slots, kv_heads * head_dim]
-    Tensor c, n, m;  // [batch, states, d, d], [batch, states, d], [batch, states]
-  };
+  // The tokens that go through the model together: a chunk of one sequence, or one token of each of
+  // several.
+  struct Step;
+  struct Projected;
 
-  void layer(std::int64_t index, const LayerWeights& weights, const Rope& rope, Tensor& x);
-  Tensor mix(std::int64_t index, const LayerWeights& weights, const Rope& rope, const Tensor& a);
-  Tensor near(LayerCache& cache,
-              const MixerSettings& mixer,
-              const LayerWeights& weights,
-              const Tensor& q);
-  Tensor far(LayerCache& cache,
-             const LayerWeights& weights,
-             const Tensor& a,
-             const ConstTensorView& q,
-             const ConstTensorView& k,
-             const ConstTensorView& v);
-  void write_cache(LayerCache& cache, const MixerSettings& mixer, const Tensor& k, const Tensor& v);
+  ConstTensorView forward(Step& step, std::span<const std::int32_t> ids);
+  void layer(std::int64_t index, const Step& step, const TensorView& x);
+  TensorView mix(std::int64_t index, const Step& step, const ConstTensorView& a);
+  Projected project(std::int64_t index, const Step& step, const ConstTensorView& a);
+  TensorView near(std::int64_t index, const Step& step, const Projected& p);
+  TensorView far(std::int64_t index,
+                 const Step& step,
+                 const ConstTensorView& a,
+                 const Projected& p);
+  // y [rows, out] = x weight^T + bias.
+  void linear(const Step& step,
+              const TensorView& y,
+              const ConstTensorView& x,
+              const ConstTensorView& weight,
+              const ConstTensorView& bias = {});
+  void features(const Step& step,
+                const TensorView& y,
+                const ConstTensorView& x,
+                const ConstTensorView& weight);
+  void rms_norm(const TensorView& y, const ConstTensorView& x, const ConstTensorView& weight);
+  ConstTensorView in_compute_type(const ConstTensorView& weight);
+  void embed(const TensorView& x, std::span<const std::int32_t> ids);
 
-  Tensor activation(const Shape& shape) {
-    return context_.memory.empty(Region::activations, context_.dtype, shape);
-  }
+  TensorView take(Use use, const Shape& shape) { return scratch_.take(use, context_.dtype, shape); }
 
   Context context_;
   Decoder* decoder_;
-  std::int64_t batch_;
-  std::vector<LayerCache> caches_;
-  Tensor positions_;  // [batch] i32: tokens fed so far
-  Tensor active_;     // [batch] u8
-  Tensor hidden_;     // [batch, D] after the final norm
-  Tensor logits_;     // [batch, vocabulary]
+  ResidentWeights weights_;
+  std::vector<double> frequencies_;      // [head_dim / 2] of the rotary positions
+  std::vector<LayerCache> caches_;       // [layers]
+  std::vector<std::int64_t> positions_;  // [batch]: tokens fed so far
+  Scratch scratch_;
+};
+
+struct GenerateRequest {
+  std::vector<std::int32_t> prompt;  // at least one token
+  // Of its random numbers: an answer depends on (seed, stream, prompt) and the options alone.
+  std::uint64_t stream = 0;
 };
 
 struct GenerateOptions {
   std::int64_t max_new_tokens = 256;
-  double temperature = 0.0;
+  double temperature = 0.0;  // 0: greedy; see ops/sample.h
   std::int64_t top_k = 0;
   double top_p = 1.0;
   std::uint64_t seed = 0;
   std::vector<std::int32_t> stop_ids;
+  std::int64_t prefill_chunk = 512;  // prompt tokens at once
 };
 
 struct GeneratedAnswer {
@@ -80,12 +112,28 @@ struct GeneratedAnswer {
   bool stopped = false;           // false: max_new_tokens reached
 };
 
-// Answers to at most generator.batch() prompts, each of at least one token. Random streams are
-// first_stream, first_stream + 1, ..., so an answer does not depend on what shares its batch.
+// Each may be empty. `request` is an index into the requests.
+struct GenerateEvents {
+  std::function<void(std::int64_t request, std::int32_t id)> on_token;
+  std::function<void(std::int64_t request, const GeneratedAnswer& answer)> on_finish;
+  std::function<void(std::int64_t request)> on_begin;  // its prompt is read next
+};
+
+// Answers to any number of requests, in their order. At most generator.batch() advance together; a
+// slot that becomes free takes the next request. Whatever the slots held is forgotten. Throws Error
+// for an empty prompt and for ids outside the vocabulary, before anything is computed.
 std::vector<GeneratedAnswer> generate(Context context,
                                       Generator& generator,
-                                      const std::vector<std::vector<std::int32_t>>& prompts,
-                                      std::int64_t first_stream,
-                                      const GenerateOptions& options);
+                                      std::span<const GenerateRequest> requests,
+                                      const GenerateOptions& options,
+                                      const GenerateEvents& events = {});
+
+// Appends `more` to the sequence of slot 0 as it stands, and answers: a conversation that goes on
+// without reading itself again. The last token of the answer has not been appended.
+GeneratedAnswer continue_sequence(Context context,
+                                  Generator& generator,
+                                  const GenerateRequest& more,
+                                  const GenerateOptions& options,
+                                  const std::function<void(std::int32_t id)>& on_token = {});
 
 }  // namespace bifocal

@@ -10,6 +10,7 @@
 #include "hf/hf_config.h"
 #include "hf/json_fields.h"
 #include "hf/model_card.h"
+#include "hf/remote_code.h"
 #include "hf/safetensors.h"
 
 namespace bifocal {
@@ -76,7 +77,7 @@ void write_weights(const ExportOptions& options,
   for (const Parameter& parameter : table.parameters()) {
     declarations.push_back({parameter.name, options.dtype, parameter.shape});
   }
-  SafetensorsWriter writer(directory, declarations);
+  SafetensorsWriter writer(directory, declarations, options.shard_bytes);
   for (const Parameter& parameter : table.parameters()) {
     writer.write(parameter.name, provide(parameter));
   }
@@ -88,6 +89,23 @@ void pass_on_files(const fs::path& source, const fs::path& directory) {
     if (fs::is_regular_file(source / name)) {
       write_file_atomically(directory / name, read_file(source / name));
     }
+  }
+}
+
+// AutoTokenizer picks its class by tokenizer_config.json, else by model type, and knows none for
+// ours.
+void name_tokenizer_class(const fs::path& directory) {
+  const fs::path file = directory / "tokenizer_config.json";
+  if (!fs::exists(directory / "tokenizer.json")) {
+    return;
+  }
+  OrderedJson json = OrderedJson::object();
+  if (fs::exists(file)) {
+    json = parse_json_object(read_file(file), "the teacher's tokenizer_config.json");
+  }
+  if (!json.contains("tokenizer_class") || json["tokenizer_class"].is_null()) {
+    json["tokenizer_class"] = "PreTrainedTokenizerFast";
+    write_file_atomically(file, json.dump(2) + "\n");
   }
 }
 
@@ -135,7 +153,13 @@ void export_model(const ExportOptions& options, const TensorProvider& provide) {
   write_weights(options, provide, staging.path());
   write_file_atomically(staging.path() / "config.json",
                         write_hf_config(options.model, options.dtype));
+  if (is_student(options.model)) {
+    for (const RemoteFile& file : remote_code()) {
+      write_file_atomically(staging.path() / file.name, file.text);
+    }
+  }
   pass_on_files(options.tokenizer, staging.path());
+  name_tokenizer_class(staging.path());
   if (!fs::exists(staging.path() / kGenerationConfig)) {
     write_file_atomically(staging.path() / kGenerationConfig, generation_config(options.model));
   }

@@ -6,9 +6,9 @@
 #include <fmt/format.h>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "hf/json_fields.h"
 #include "hf/refusals.h"
+#include "hf/strict_json.h"
 
 namespace bifocal {
 
@@ -105,26 +105,45 @@ Rope parse_rope(const JsonFields& config, Family family) {
   BIFOCAL_REQUIRE(theta.has_value() || family == Family::llama,
                   "[config] {} has neither rope_theta nor rope_parameters.rope_theta: add it",
                   config.where());
+  // transformers lets this key outvote the one inside the rope settings.
+  if (scaling.has_value() && scaling->factor != 1.0 &&
+      config.has("original_max_position_embeddings")) {
+    const double outer = config.positive("original_max_position_embeddings");
+    BIFOCAL_REQUIRE(outer == scaling->original_max_position,
+                    "[config] {}: original_max_position_embeddings is {} and {}: make them agree",
+                    config.where(),
+                    outer,
+                    scaling->original_max_position);
+  }
   rope.theta = theta.value_or(10000.0);
   rope.scaling = scaling.value_or(RopeScaling{});
   return rope;
 }
 
+// The largest sizes that are believed: far above any model, and low enough that nothing which is
+// counted from them (elements, bytes of all layers) leaves 64 bits, and no list by layer is huge.
+constexpr std::size_t kMostConfigBytes = 16U << 20U;
+constexpr std::int64_t kMostVocabulary = 1LL << 26;
+constexpr std::int64_t kMostWidth = 1LL << 22;  // hidden, intermediate, heads * head_dim
+constexpr std::int64_t kMostLayers = 1LL << 14;
+constexpr std::int64_t kMostHeadDim = 1LL << 14;
+
 void parse_shape(const JsonFields& config, ModelConfig& model) {
-  model.vocabulary = config.integer("vocab_size", 1);
-  model.hidden = config.integer("hidden_size", 1);
-  model.intermediate = config.integer("intermediate_size", 1);
-  model.layers = config.integer("num_hidden_layers", 1);
-  model.heads = config.integer("num_attention_heads", 1);
-  model.kv_heads =
-      config.has("num_key_value_heads") ? config.integer("num_key_value_heads", 1) : model.heads;
+  model.vocabulary = config.integer("vocab_size", 1, kMostVocabulary);
+  model.hidden = config.integer("hidden_size", 1, kMostWidth);
+  model.intermediate = config.integer("intermediate_size", 1, kMostWidth);
+  model.layers = config.integer("num_hidden_layers", 1, kMostLayers);
+  model.heads = config.integer("num_attention_heads", 1, kMostWidth);
+  model.kv_heads = config.has("num_key_value_heads")
+                       ? config.integer("num_key_value_heads", 1, kMostWidth)
+                       : model.heads;
   BIFOCAL_REQUIRE(model.heads % model.kv_heads == 0,
                   "[config] {}: {} query heads cannot share {} key-value heads evenly",
                   config.where(),
                   model.heads,
                   model.kv_heads);
   if (config.has("head_dim")) {
-    model.head_dim = config.integer("head_dim", 1);
+    model.head_dim = config.integer("head_dim", 1, kMostHeadDim);
   } else {
     BIFOCAL_REQUIRE(model.hidden % model.heads == 0,
                     "[config] {}: no head_dim, and hidden_size {} is no multiple of {} heads",
@@ -137,6 +156,12 @@ void parse_shape(const JsonFields& config, ModelConfig& model) {
                   "[config] {}: head_dim {} is odd: rotary positions rotate halves",
                   config.where(),
                   model.head_dim);
+  BIFOCAL_REQUIRE(model.attention_width() <= kMostWidth,
+                  "[config] {}: {} heads of {} features are more than {}: check the sizes",
+                  config.where(),
+                  model.heads,
+                  model.head_dim,
+                  kMostWidth);
   model.norm_eps = config.has("rms_norm_eps") ? config.positive("rms_norm_eps") : 1e-6;
   model.tied = config.is_true("tie_word_embeddings");
   model.max_position = config.integer("max_position_embeddings", 1);
@@ -203,7 +228,8 @@ MixerSettings parse_alias(const JsonFields& config) {
 
 // The base model's keys, without what makes it a student.
 std::string base_json(OrderedJson json, Family family) {
-  for (const char* key : {"mixers", "base_model_type", "mixer", "window", "sink_tokens"}) {
+  for (const char* key :
+       {"mixers", "base_model_type", "auto_map", "mixer", "window", "sink_tokens"}) {
     json.erase(key);
   }
   json["model_type"] = name_of(family);
@@ -228,6 +254,7 @@ ModelConfig parse_hf_config(const std::string& json, const std::string& where) {
   model.rope_theta = rope.theta;
   model.rope_scaling = rope.scaling;
   refuse_other_mathematics(config, model.family, model.layers);
+  refuse_other_code(config, is_student);
 
   if (is_student) {
     model.mixers = parse_mixers(config, model.layers);
@@ -251,7 +278,9 @@ ModelConfig read_hf_config(const std::filesystem::path& directory) {
   BIFOCAL_REQUIRE(std::filesystem::is_regular_file(file),
                   "[config] no {}: give a Hugging Face directory",
                   file.string());
-  return parse_hf_config(read_file(file), file.string());
+  return parse_hf_config(
+      read_small_file(file, kMostConfigBytes, fmt::format("[config] {}", file.string())),
+      file.string());
 }
 
 }  // namespace bifocal

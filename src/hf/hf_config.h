@@ -19,7 +19,11 @@ ModelConfig parse_hf_config(const std::string& json, const std::string& where);
 
 // config.json of a model whose weights are saved as `dtype`. A student: model_type bifocal,
 // base_model_type, the base model's keys (from model.source_json where there is one), one mixer
-// object per layer. A model of full attention alone is written as its base type.
+// object per layer, and the auto_map of its Python files. A model of full attention alone is
+// written as its base type.
 std::string write_hf_config(const ModelConfig& model, DType dtype = DType::f32);
+
+// Whether any layer differs from the base model's attention.
+bool is_student(const ModelConfig& model);
 
 }  // namespace bifocal

@@ -64,16 +64,21 @@ OrderedJson mixer_json(const MixerSettings& mixer) {
 
 }  // namespace
 
+bool is_student(const ModelConfig& model) {
+  return std::ranges::any_of(model.mixers,
+                             [](const MixerSettings& mixer) { return !mixer.is_full(); });
+}
+
 std::string write_hf_config(const ModelConfig& model, DType dtype) {
   OrderedJson json = model.source_json.empty()
                          ? fresh_json(model)
                          : parse_json_object(model.source_json, "the base model's config");
-  const bool is_base = std::all_of(model.mixers.begin(),
-                                   model.mixers.end(),
-                                   [](const MixerSettings& mixer) { return mixer.is_full(); });
+  const bool is_base = !is_student(model);
   json["architectures"] = {is_base ? architecture_of(model.family) : "BifocalForCausalLM"};
   if (!is_base) {
     json["model_type"] = "bifocal";
+    json["auto_map"] = {{"AutoConfig", "configuration_bifocal.BifocalConfig"},
+                        {"AutoModelForCausalLM", "modeling_bifocal.BifocalForCausalLM"}};
     json["base_model_type"] = name_of(model.family);
     OrderedJson mixers = OrderedJson::array();
     for (const MixerSettings& mixer : model.mixers) {

@@ -5,19 +5,15 @@
 #include <limits>
 #include <utility>
 
+#include <fmt/format.h>
+
 #include "core/error.h"
+#include "hf/strict_json.h"
 
 namespace bifocal {
 
 OrderedJson parse_json_object(const std::string& text, const std::string& where) {
-  OrderedJson json;
-  try {
-    json = OrderedJson::parse(text);
-  } catch (const OrderedJson::exception& error) {
-    fail("[config] {} is not JSON: {}", where, error.what());
-  }
-  BIFOCAL_REQUIRE(json.is_object(), "[config] {}: wanted a JSON object", where);
-  return json;
+  return parse_strict_json<OrderedJson>(text, fmt::format("[config] {}", where), {});
 }
 
 JsonFields::JsonFields(const OrderedJson& object, std::string where)
@@ -40,7 +36,7 @@ std::optional<std::int64_t> JsonFields::find_integer(const std::string& key) con
                      value->get<std::uint64_t>() <=
                          static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()));
   BIFOCAL_REQUIRE(
-      fits, "[config] {}: {} must be a whole number, got {}", where_, key, value->dump());
+      fits, "[config] {}: {} must be a whole number, got {}", where_, key, shown(*value));
   return value->get<std::int64_t>();
 }
 
@@ -50,7 +46,7 @@ std::optional<double> JsonFields::find_number(const std::string& key) const {
     return std::nullopt;
   }
   BIFOCAL_REQUIRE(
-      value->is_number(), "[config] {}: {} must be a number, got {}", where_, key, value->dump());
+      value->is_number(), "[config] {}: {} must be a number, got {}", where_, key, shown(*value));
   return value->get<double>();
 }
 
@@ -63,7 +59,7 @@ std::optional<bool> JsonFields::find_bool(const std::string& key) const {
                   "[config] {}: {} must be true or false, got {}",
                   where_,
                   key,
-                  value->dump());
+                  shown(*value));
   return value->get<bool>();
 }
 
@@ -73,21 +69,21 @@ std::optional<std::string> JsonFields::find_string(const std::string& key) const
     return std::nullopt;
   }
   BIFOCAL_REQUIRE(
-      value->is_string(), "[config] {}: {} must be a string, got {}", where_, key, value->dump());
+      value->is_string(), "[config] {}: {} must be a string, got {}", where_, key, shown(*value));
   return value->get<std::string>();
 }
 
-std::int64_t JsonFields::integer(const std::string& key, std::int64_t least) const {
+std::int64_t JsonFields::integer(const std::string& key,
+                                 std::int64_t least,
+                                 std::int64_t most) const {
   const std::optional<std::int64_t> value = find_integer(key);
   BIFOCAL_REQUIRE(value.has_value(), "[config] {} lacks {}", where_, key);
-  // Far above any model, and low enough that products of sizes stay inside 64 bits.
-  constexpr std::int64_t kMost = 1LL << 30;
-  BIFOCAL_REQUIRE(*value >= least && *value <= kMost,
+  BIFOCAL_REQUIRE(*value >= least && *value <= most,
                   "[config] {}: {} must lie between {} and {}, got {}",
                   where_,
                   key,
                   least,
-                  kMost,
+                  most,
                   *value);
   return *value;
 }

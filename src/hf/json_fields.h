@@ -11,7 +11,8 @@ namespace bifocal {
 
 using OrderedJson = nlohmann::ordered_json;
 
-// Parses an object; throws Error "[config] WHERE ..." for anything else.
+// Parses an object; throws Error "[config] WHERE ..." for anything else, for nesting deeper than
+// 64 and for keys that stand twice in one object.
 OrderedJson parse_json_object(const std::string& text, const std::string& where);
 
 // One object of a file that `where` names. Every method throws Error naming file and key when the
@@ -30,8 +31,10 @@ class JsonFields {
   std::optional<bool> find_bool(const std::string& key) const;
   std::optional<std::string> find_string(const std::string& key) const;
 
-  // Present, and at least `least`.
-  std::int64_t integer(const std::string& key, std::int64_t least) const;
+  // Present, and from `least` to `most`.
+  std::int64_t integer(const std::string& key,
+                       std::int64_t least,
+                       std::int64_t most = 1LL << 30) const;
   // Present, finite and above 0.
   double positive(const std::string& key) const;
   std::string string(const std::string& key) const;

@@ -1,12 +1,12 @@
 // README.md of an exported model.
 #include "hf/model_card.h"
 
-#include <algorithm>
 #include <sstream>
 
 #include <fmt/format.h>
 
 #include "core/file.h"
+#include "hf/hf_config.h"
 
 namespace bifocal {
 
@@ -71,12 +71,6 @@ std::string mixer_table(const std::vector<MixerSettings>& mixers) {
   return text;
 }
 
-bool is_full_attention(const ModelConfig& model) {
-  return std::all_of(model.mixers.begin(), model.mixers.end(), [](const MixerSettings& mixer) {
-    return mixer.is_full();
-  });
-}
-
 }  // namespace
 
 std::string stated_licence(const fs::path& directory) {
@@ -100,10 +94,10 @@ std::string model_card(const ExportOptions& options) {
   const auto parameters = static_cast<double>(ParameterTable(options.model).total());
   std::string card = fmt::format("# {}\n\n", base_name(options.output));
   card += fmt::format("A model of type {}. ", name_of(options.model.family));
-  card += is_full_attention(options.model)
-              ? "Every layer attends to the whole context.\n\n"
-              : "Its attention layers were replaced by bifocal mixers: attention over a window of "
-                "recent tokens, a recurrent state for what lies further back, or both.\n\n";
+  card += is_student(options.model)
+              ? "Its attention layers were replaced by bifocal mixers: attention over a window of "
+                "recent tokens, a recurrent state for what lies further back, or both.\n\n"
+              : "Every layer attends to the whole context.\n\n";
   card += fmt::format("- Teacher: {}\n", teacher);
   card += fmt::format("- Licence of the teacher: {}\n",
                       licence.empty() ? "not stated in the teacher's directory" : licence);
@@ -115,6 +109,15 @@ std::string model_card(const ExportOptions& options) {
   card +=
       "\nconfig.json lists the mixer of every layer. Tensors carry the names of the base model; "
       "new ones are called model.layers.N.mixer.*.\n";
+  if (is_student(options.model)) {
+    card +=
+        "\n## Use\n\n```python\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        "model = AutoModelForCausalLM.from_pretrained(PATH, trust_remote_code=True)\n"
+        "tokenizer = AutoTokenizer.from_pretrained(PATH)\n```\n\nPATH is this directory, whose "
+        "Python files are the code. The cache of generate() does not grow with the context, save "
+        "in "
+        "layers of full attention.\n";
+  }
   if (!options.configuration.empty()) {
     card += "\n## Run configuration\n\n```toml\n" + options.configuration;
     card += options.configuration.ends_with('\n') ? "```\n" : "\n```\n";

@@ -44,6 +44,11 @@ bool have_equal_values(const SafetensorsReader& reader, const char* left, const 
   return true;
 }
 
+// What older programs saved beside the weights; it follows from rope_theta.
+bool is_rotary_table(const std::string& name) {
+  return name == "rotary_emb.inv_freq" || name.ends_with(".rotary_emb.inv_freq");
+}
+
 // "a, b, c and 7 more"
 std::string enumerate(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 3;
@@ -83,7 +88,7 @@ void check_model_tensors(const SafetensorsReader& reader, const ParameterTable& 
 
   std::vector<std::string> extra;
   for (const auto& [name, entry] : reader.entries()) {
-    if (table.contains(name) || name.ends_with("rotary_emb.inv_freq")) {
+    if (table.contains(name) || is_rotary_table(name)) {
       continue;
     }
     if (name == kHead) {

@@ -1,9 +1,12 @@
 // What a config.json may not ask for.
 #include "hf/refusals.h"
 
+#include <algorithm>
+
 #include <fmt/format.h>
 
 #include "core/error.h"
+#include "hf/strict_json.h"
 
 namespace bifocal {
 
@@ -71,7 +74,7 @@ constexpr Flag kAbsent[] = {
 };
 
 [[noreturn]] void refuse(const JsonFields& config, const std::string& key, const char* reason) {
-  fail("[config] {}: {} = {}: {}", config.where(), key, config.find(key)->dump(), reason);
+  fail("[config] {}: {} = {}: {}", config.where(), key, shown(*config.find(key)), reason);
 }
 
 void refuse_tables(const JsonFields& config) {
@@ -130,7 +133,7 @@ void refuse_layer_kinds(const JsonFields& config, Family family, std::int64_t la
       BIFOCAL_REQUIRE(type == "full_attention",
                       "[config] {}: layer_types holds {}: only full_attention is supported",
                       config.where(),
-                      type.dump());
+                      shown(type));
     }
   }
   // The Qwen families slide only where use_sliding_window says so, whatever the window is.
@@ -140,9 +143,29 @@ void refuse_layer_kinds(const JsonFields& config, Family family, std::int64_t la
   }
 }
 
-void refuse_other_code(const JsonFields& config) {
-  if (config.has("auto_map")) {
-    refuse(config, "auto_map", "the model brings code of its own, which may compute anything");
+}  // namespace
+
+void refuse_other_mathematics(const JsonFields& config, Family family, std::int64_t layers) {
+  refuse_tables(config);
+  refuse_activation(config);
+  refuse_biases_and_norms(config, family);
+  refuse_layer_kinds(config, family, layers);
+}
+
+void refuse_other_code(const JsonFields& config, bool is_student) {
+  if (const OrderedJson* map = config.find("auto_map"); map != nullptr) {
+    const bool is_ours =
+        is_student && map->is_object() && std::ranges::all_of(*map, [](const OrderedJson& value) {
+          if (!value.is_string()) {
+            return false;
+          }
+          const auto& name = value.get_ref<const std::string&>();
+          return name.ends_with("configuration_bifocal.BifocalConfig") ||
+                 name.ends_with("modeling_bifocal.BifocalForCausalLM");
+        });
+    if (!is_ours) {
+      refuse(config, "auto_map", "the model brings code of its own, which may compute anything");
+    }
   }
   const OrderedJson* architectures = config.find("architectures");
   if (architectures == nullptr) {
@@ -157,16 +180,6 @@ void refuse_other_code(const JsonFields& config) {
       refuse(config, "architectures", "only causal language models of these types are supported");
     }
   }
-}
-
-}  // namespace
-
-void refuse_other_mathematics(const JsonFields& config, Family family, std::int64_t layers) {
-  refuse_tables(config);
-  refuse_activation(config);
-  refuse_biases_and_norms(config, family);
-  refuse_layer_kinds(config, family, layers);
-  refuse_other_code(config);
 }
 
 }  // namespace bifocal

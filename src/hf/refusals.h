@@ -10,4 +10,8 @@ namespace bifocal {
 // `family`. Rope is judged where it is read.
 void refuse_other_mathematics(const JsonFields& config, Family family, std::int64_t layers);
 
+// Throws Error where the directory brings code other than an export's own, or names an architecture
+// that is not a causal language model of our types.
+void refuse_other_code(const JsonFields& config, bool is_student);
+
 }  // namespace bifocal

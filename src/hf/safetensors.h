@@ -23,7 +23,8 @@ struct SafetensorsEntry {
 // model.safetensors.index.json names. Files are mapped; only pages that are read are loaded. Throws
 // Error for anything malformed: headers over 100 MB, ranges that overlap, leave holes, do not match
 // their shape or pass the file's end, unknown types, repeated names, index entries that leave the
-// directory or name tensors the file lacks.
+// directory (links followed) or name tensors the file lacks. What a header claims allocates
+// nothing.
 class SafetensorsReader {
  public:
   // A directory or one .safetensors file.

@@ -13,10 +13,10 @@
 #include <nlohmann/json.hpp>
 
 #include "core/error.h"
-#include "core/file.h"
 #include "hf/convert.h"
 #include "hf/safetensors.h"
 #include "hf/safetensors_types.h"
+#include "hf/strict_json.h"
 
 namespace bifocal {
 
@@ -33,7 +33,8 @@ constexpr const char* kIndex = "model.safetensors.index.json";
 class Mapping {
  public:
   explicit Mapping(const fs::path& file) {
-    const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC);
+    // Without O_NONBLOCK a named pipe in a file's place would be waited for.
+    const int descriptor = ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     BIFOCAL_REQUIRE(
         descriptor >= 0, "[safetensors] cannot open {}: {}", file.string(), std::strerror(errno));
 
@@ -80,29 +81,11 @@ class Mapping {
   std::size_t size_ = 0;
 };
 
-// JSON that names each tensor once; the format forbids repeated keys, which a plain parse would
-// merge in silence.
-Json parse_header(const char* begin, const char* end, const fs::path& file) {
-  std::set<std::string> names;
-  const auto once = [&](int depth, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::key && depth == 1) {
-      const auto& name = parsed.get_ref<const std::string&>();
-      BIFOCAL_REQUIRE(names.insert(name).second,
-                      "[safetensors] {}: the header names tensor \"{}\" twice",
-                      file.string(),
-                      name);
-    }
-    return true;
-  };
-  Json header;
-  try {
-    header = Json::parse(begin, end, once);
-  } catch (const Json::exception& error) {
-    fail("[safetensors] {}: the header is not JSON: {}", file.string(), error.what());
-  }
-  BIFOCAL_REQUIRE(
-      header.is_object(), "[safetensors] {}: the header is not a JSON object", file.string());
-  return header;
+// The header's depth and lists are those of the format: a description holds no more than a shape.
+Json parse_header(std::string_view text, const fs::path& file) {
+  const std::string where = fmt::format("[safetensors] {}: the header", file.string());
+  BIFOCAL_REQUIRE(text.starts_with('{'), "{} must begin with an opening brace", where);
+  return parse_strict_json<Json>(text, where, {.depth = 3, .items = 16});
 }
 
 struct Range {
@@ -207,7 +190,7 @@ std::map<std::string, SafetensorsEntry> read_entries(const Mapping& mapping, con
                   length,
                   mapping.size());
   const auto* text = reinterpret_cast<const char*>(mapping.data() + kPrefix);
-  const Json header = parse_header(text, text + length, file);
+  const Json header = parse_header({text, length}, file);
   std::map<std::string, SafetensorsEntry> entries;
   std::vector<Range> ranges;
   for (const auto& [name, json] : header.items()) {
@@ -227,16 +210,13 @@ std::map<std::string, SafetensorsEntry> read_entries(const Mapping& mapping, con
 
 // weight_map of the index: tensor name to file name.
 std::map<std::string, std::string> read_index(const fs::path& index) {
-  Json json;
-  try {
-    json = Json::parse(read_file(index));
-  } catch (const Json::exception& error) {
-    fail("[safetensors] {} is not JSON: {}", index.string(), error.what());
-  }
-  BIFOCAL_REQUIRE(json.is_object() && json.contains("weight_map") &&
-                      json["weight_map"].is_object() && !json["weight_map"].empty(),
-                  "[safetensors] {}: wanted a weight_map of tensor and file names",
-                  index.string());
+  const std::string where = fmt::format("[safetensors] {}", index.string());
+  const Json json = parse_strict_json<Json>(
+      read_small_file(index, kMaxHeader, where), where, {.depth = 8, .items = 1024});
+  BIFOCAL_REQUIRE(
+      json.contains("weight_map") && json["weight_map"].is_object() && !json["weight_map"].empty(),
+      "[safetensors] {}: wanted a weight_map of tensor and file names",
+      index.string());
   std::map<std::string, std::string> files;
   for (const auto& [tensor, value] : json["weight_map"].items()) {
     BIFOCAL_REQUIRE(value.is_string(),
@@ -247,14 +227,34 @@ std::map<std::string, std::string> read_index(const fs::path& index) {
     const bool plain = !name.empty() && name != "." && name != ".." &&
                        name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
     BIFOCAL_REQUIRE(plain,
-                    "[safetensors] {}: tensor \"{}\" lies in \"{}\": shards must be files of the "
-                    "same directory",
+                    "[safetensors] {}: tensor \"{}\" lies in {}: shards must be files of the same "
+                    "directory",
                     index.string(),
                     tensor,
-                    name);
+                    shown(value));
     files.emplace(tensor, name);
   }
   return files;
+}
+
+// Whether a shard lies where its directory is, links followed. Hugging Face's cache keeps
+// snapshots/REVISION/FILE as a link into blobs/ beside snapshots/, which counts as inside.
+void require_inside(const fs::path& file, const fs::path& directory) {
+  std::error_code error;
+  const fs::path folder = fs::canonical(directory, error);
+  const fs::path target = error ? fs::path() : fs::canonical(file, error);
+  BIFOCAL_REQUIRE(!error,
+                  "[safetensors] cannot open {}, which the index names: {}",
+                  file.string(),
+                  error.message());
+  const fs::path cache = folder.parent_path();
+  const bool is_inside =
+      target.parent_path() == folder ||
+      (cache.filename() == "snapshots" && target.parent_path() == cache.parent_path() / "blobs");
+  BIFOCAL_REQUIRE(is_inside,
+                  "[safetensors] {} is a link to {}, outside its directory: copy the file there",
+                  file.string(),
+                  target.string());
 }
 
 }  // namespace
@@ -283,6 +283,7 @@ struct SafetensorsReader::Impl {
       names.insert(file);
     }
     for (const std::string& name : names) {
+      require_inside(path / name, path);
       add_file(path / name);
     }
     for (const auto& [tensor, file] : files) {

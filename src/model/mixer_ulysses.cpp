@@ -43,8 +43,8 @@ class HeadExchange {
     const std::int64_t dim = local.shape[2];
     Tensor whole = make({layout_.row_tokens(), heads, dim}, local.dtype);
     std::vector<Tensor> packed;
-    std::vector<Message> sends;
-    std::vector<Message> receives;
+    std::vector<RankMessage> sends;
+    std::vector<RankMessage> receives;
     for (int peer = 0; peer < ranks(); ++peer) {
       packed.push_back(make({layout_.tokens(), heads, dim}, local.dtype));
       copy_heads(local, packed.back(), peer * heads, Direction::pack);
@@ -60,8 +60,8 @@ class HeadExchange {
   void to_tokens(const TensorView& whole, const TensorView& local) {
     const std::int64_t heads = whole.shape[1];
     std::vector<Tensor> packed;
-    std::vector<Message> sends;
-    std::vector<Message> receives;
+    std::vector<RankMessage> sends;
+    std::vector<RankMessage> receives;
     for (int peer = 0; peer < ranks(); ++peer) {
       const auto [begin, end] = layout_.shard(peer);
       sends.push_back({peer, whole.rows(begin, end)});

@@ -169,9 +169,9 @@ void exchange_window(const RowLayout& layout,
                      const TensorView& pinned) {
   const TensorView source{
       const_cast<void*>(local.data), local.dtype, local.shape};  // NOLINT: only read
-  std::vector<Message> sends;
-  std::vector<Message> receives;
-  const auto add = [](std::vector<Message>& messages,
+  std::vector<RankMessage> sends;
+  std::vector<RankMessage> receives;
+  const auto add = [](std::vector<RankMessage>& messages,
                       const std::vector<TokenTransfer>& transfers,
                       const TensorView& rows,
                       std::int64_t TokenTransfer::*first) {
@@ -193,8 +193,8 @@ void return_window_gradients(Context& context,
                              const TensorView& d_local,
                              const TensorView& d_halo,
                              const TensorView& d_pinned) {
-  std::vector<Message> sends;
-  std::vector<Message> receives;
+  std::vector<RankMessage> sends;
+  std::vector<RankMessage> receives;
   std::vector<Tensor> arrived;
   for (const auto* part : {&plan.halo_receives, &plan.pinned_receives}) {
     const TensorView& rows = part == &plan.halo_receives ? d_halo : d_pinned;

@@ -47,6 +47,11 @@ TensorView Weights::part(std::int64_t unit) const {
   return stored.rows(group_->rank() * size, (group_->rank() + 1) * size);
 }
 
+ConstTensorView Weights::whole(std::int64_t unit) const {
+  BIFOCAL_ASSERT(is_whole());
+  return units_[static_cast<std::size_t>(unit)];
+}
+
 void Weights::fill(const Fill& fill_piece) {
   for (std::int64_t unit = 0; unit < static_cast<std::int64_t>(units_.size()); ++unit) {
     const TensorView own = part(unit);

@@ -38,6 +38,12 @@ class Weights {
   // This rank's part of a unit, [part_size], padding included.
   TensorView part(std::int64_t unit) const;
 
+  // Whether every unit lies whole on this rank at all times: replicated, or over a group of one.
+  bool is_whole() const { return resident() || group_->size() == 1; }
+
+  // The whole unit in the storage type, flat, padding included. Needs is_whole().
+  ConstTensorView whole(std::int64_t unit) const;
+
   // Calls fill(parameter, first element, destination) for each piece of a parameter inside this
   // rank's parts; afterwards share() makes the whole units current. Padding is zero.
   using Fill = std::function<void(const Parameter&, std::int64_t, const TensorView&)>;

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstring>
-#include <limits>
 #include <vector>
 
 #include "ops/vector_math.h"
@@ -19,24 +18,27 @@ constexpr const char* kWhere = "decode_attention";
 template <class T>
 struct Decode {
   T* out;
-  const T *q, *k, *v, *sink;
-  const std::int32_t* counts;
-  std::int64_t heads, kv_heads, head_dim, slots;
+  const T *q, *sink;
+  std::span<const ConstTensorView> k, v;
+  std::int64_t heads, kv_heads, head_dim;
 
-  // Query head `head` of sequence `sequence`; scores has room for all slots.
-  void attend(std::int64_t sequence, std::int64_t head, T* scores) const {
+  // Query head `head` of a row; scores has room for the row's slots.
+  void attend(std::int64_t row, std::int64_t head, T* scores) const {
     const std::int64_t stride = kv_heads * head_dim;
-    const std::int64_t first = sequence * slots * stride + head / (heads / kv_heads) * head_dim;
-    const std::int64_t own = (sequence * heads + head) * head_dim;
-    const std::int64_t count = counts[sequence];
+    const std::int64_t first = head / (heads / kv_heads) * head_dim;
+    const std::int64_t own = (row * heads + head) * head_dim;
+    const ConstTensorView& row_k = k[static_cast<std::size_t>(row)];
+    const std::int64_t count = row_k.shape[0];
     const T scale = T{1} / std::sqrt(static_cast<T>(head_dim));
     T* to = out + own;
     std::fill_n(to, head_dim, T{0});
     if (count == 0) {
       return;
     }
+    const T* keys = row_k.as<T>() + first;
+    const T* values = v[static_cast<std::size_t>(row)].as<T>() + first;
     for (std::int64_t slot = 0; slot < count; ++slot) {
-      scores[slot] = scale * dot(q + own, k + first + slot * stride, head_dim);
+      scores[slot] = scale * dot(q + own, keys + slot * stride, head_dim);
     }
     T largest = row_max(scores, count);
     if (sink != nullptr) {
@@ -47,103 +49,135 @@ struct Decode {
       sum += fast_exp(sink[head] - largest);
     }
     for (std::int64_t slot = 0; slot < count; ++slot) {
-      axpy(to, scores[slot], v + first + slot * stride, head_dim);
+      axpy(to, scores[slot], values + slot * stride, head_dim);
     }
     scale_row(to, T{1} / sum, head_dim);
   }
 };
 
+std::int64_t most_slots(const DecodeAttention& op) {
+  std::int64_t most = 0;
+  for (const ConstTensorView& k : op.k) {
+    most = std::max(most, k.shape[0]);
+  }
+  return most;
+}
+
+std::int64_t total_slots(const DecodeAttention& op) {
+  std::int64_t total = 0;
+  for (const ConstTensorView& k : op.k) {
+    total += k.shape[0];
+  }
+  return total;
+}
+
+// Rows differ in length and heads are few: threads take what comes next.
 template <class T>
 void decode(const DecodeAttention& op) {
+  constexpr std::int64_t kWorthThreads = 200000;  // multiply-adds
   const std::int64_t heads = op.q.shape[1];
-  const std::int64_t slots = op.k.shape[1];
   const std::int64_t head_dim = op.q.shape[2];
+  const std::int64_t items = op.q.shape[0] * heads;
+  if (items == 0) {
+    return;
+  }
   const Decode<T> part{op.out.as<T>(),
                        op.q.as<T>(),
-                       op.k.as<T>(),
-                       op.v.as<T>(),
                        op.sink ? op.sink.as<T>() : nullptr,
-                       op.counts.as<std::int32_t>(),
+                       op.k,
+                       op.v,
                        heads,
-                       op.k.shape[2] / head_dim,
-                       head_dim,
-                       slots};
-  parallel_ranges(op.q.shape[0] * heads,
-                  1,
-                  1 + slots * head_dim / 8,
-                  [&](std::int64_t begin, std::int64_t end) {
-                    std::vector<T> scores(static_cast<std::size_t>(slots));
-                    for (std::int64_t i = begin; i < end; ++i) {
-                      part.attend(i / heads, i % heads, scores.data());
-                    }
-                  });
+                       op.k.front().shape[1] / head_dim,
+                       head_dim};
+  const auto room = static_cast<std::size_t>(most_slots(op));
+#pragma omp parallel if (total_slots(op) * heads * head_dim > kWorthThreads)
+  {
+    std::vector<T> scores(room);
+#pragma omp for schedule(dynamic)
+    for (std::int64_t i = 0; i < items; ++i) {
+      part.attend(i / heads, i % heads, scores.data());
+    }
+  }
+}
+
+void require_slots(const ConstTensorView& slots, std::int64_t capacity) {
+  const auto* slot = slots.as<std::int32_t>();
+  for (std::int64_t i = 0; i < slots.size(); ++i) {
+    BIFOCAL_REQUIRE(slot[i] >= 0 && slot[i] < capacity,
+                    "[{}] wanted slots below the cache's {}, got {}: make the cache larger",
+                    kWhere,
+                    capacity,
+                    slot[i]);
+  }
+}
+
+void check_copy(const ConstTensorView& cache,
+                const ConstTensorView& rows,
+                const ConstTensorView& slots) {
+  require_tensor(kWhere, "cache", cache, cache.dtype, {cache.shape[0], cache.shape[1]});
+  require_tensor(kWhere, "rows", rows, cache.dtype, {rows.shape[0], cache.shape[1]});
+  require_tensor(kWhere, "slots", slots, DType::i32, {rows.shape[0]});
 }
 
 }  // namespace
 
 void DecodeAttention::check() const {
-  const std::int64_t batch = q.shape[0];
+  const std::int64_t rows = q.shape[0];
   const std::int64_t heads = q.shape[1];
   const std::int64_t head_dim = q.shape[2];
-  const std::int64_t kv_width = k.shape[2];
-  require_tensor(kWhere, "q", q, out.dtype, {batch, heads, head_dim});
-  require_tensor(kWhere, "out", out, out.dtype, {batch, heads, head_dim});
-  BIFOCAL_REQUIRE(head_dim > 0 && kv_width >= head_dim && kv_width % head_dim == 0 &&
-                      heads % (kv_width / head_dim) == 0,
-                  "[{}] wanted keys of whole heads of {} that divide {} query heads, got width {}: "
-                  "check the cache's shape",
+  require_tensor(kWhere, "q", q, out.dtype, {rows, heads, head_dim});
+  require_tensor(kWhere, "out", out, out.dtype, {rows, heads, head_dim});
+  BIFOCAL_REQUIRE(static_cast<std::int64_t>(k.size()) == rows && v.size() == k.size(),
+                  "[{}] wanted keys and values of {} rows, got {} and {}: pass one cache a row",
                   kWhere,
-                  head_dim,
-                  heads,
-                  kv_width);
-  require_tensor(kWhere, "k", k, out.dtype, {batch, k.shape[1], kv_width});
-  require_tensor(kWhere, "v", v, out.dtype, {batch, k.shape[1], kv_width});
-  require_tensor(kWhere, "counts", counts, DType::i32, {batch});
+                  rows,
+                  k.size(),
+                  v.size());
+  for (std::size_t row = 0; row < k.size(); ++row) {
+    const std::int64_t width = k.front().shape[1];
+    BIFOCAL_REQUIRE(head_dim > 0 && width >= head_dim && width % head_dim == 0 &&
+                        heads % (width / head_dim) == 0,
+                    "[{}] wanted keys of whole heads of {} that divide {} query heads, got width "
+                    "{}: check the cache's shape",
+                    kWhere,
+                    head_dim,
+                    heads,
+                    width);
+    require_tensor(kWhere, "k", k[row], out.dtype, {k[row].shape[0], width});
+    require_tensor(kWhere, "v", v[row], out.dtype, {k[row].shape[0], width});
+  }
   if (sink) {
     require_tensor(kWhere, "sink", sink, out.dtype, {heads});
   }
 }
 
-void run(CpuStream&, const DecodeAttention& op) {
-  const auto* counts = op.counts.as<std::int32_t>();
-  for (std::int64_t i = 0; i < op.counts.size(); ++i) {
-    BIFOCAL_REQUIRE(counts[i] >= 0 && counts[i] <= op.k.shape[1],
-                    "[{}] wanted counts from 0 to {} slots, got {} for sequence {}: the cache is "
-                    "overrun",
-                    kWhere,
-                    op.k.shape[1],
-                    counts[i],
-                    i);
-  }
+void run(CpuStream& /*stream*/, const DecodeAttention& op) {
   dispatch_real(kWhere, op.out.dtype, [&]<class T>(T) { decode<T>(op); });
 }
 
 void CacheWrite::check() const {
-  const std::int64_t batch = cache.shape[0];
-  require_tensor(kWhere, "cache", cache, cache.dtype, {batch, cache.shape[1], cache.shape[2]});
-  require_tensor(kWhere, "rows", rows, cache.dtype, {batch, cache.shape[2]});
-  require_tensor(kWhere, "slots", slots, DType::i32, {batch});
+  check_copy(cache, rows, slots);
 }
 
-void run(CpuStream&, const CacheWrite& op) {
-  const std::size_t row_bytes =
-      static_cast<std::size_t>(op.cache.shape[2]) * size_of(op.cache.dtype);
-  const std::int64_t capacity = op.cache.shape[1];
+void CacheRead::check() const {
+  check_copy(cache, rows, slots);
+}
+
+void run(CpuStream& /*stream*/, const CacheWrite& op) {
+  require_slots(op.slots, op.cache.shape[0]);
   const auto* slots = op.slots.as<std::int32_t>();
-  for (std::int64_t b = 0; b < op.cache.shape[0]; ++b) {
-    if (slots[b] < 0) {
-      continue;
-    }
-    BIFOCAL_REQUIRE(slots[b] < capacity,
-                    "[{}] wanted a slot below the cache's {}, got {}: generate fewer tokens",
-                    kWhere,
-                    capacity,
-                    slots[b]);
-    const auto to = static_cast<std::size_t>(b * capacity + slots[b]) * row_bytes;
-    const auto from = static_cast<std::size_t>(b) * row_bytes;
-    std::memcpy(static_cast<std::byte*>(op.cache.data) + to,
-                static_cast<const std::byte*>(op.rows.data) + from,
-                row_bytes);
+  for (std::int64_t i = 0; i < op.rows.shape[0]; ++i) {
+    const TensorView to = op.cache.rows(slots[i], slots[i] + 1);
+    std::memcpy(to.data, op.rows.rows(i, i + 1).data, to.bytes());
+  }
+}
+
+void run(CpuStream& /*stream*/, const CacheRead& op) {
+  require_slots(op.slots, op.cache.shape[0]);
+  const auto* slots = op.slots.as<std::int32_t>();
+  for (std::int64_t i = 0; i < op.rows.shape[0]; ++i) {
+    const TensorView to = op.rows.rows(i, i + 1);
+    std::memcpy(to.data, op.cache.rows(slots[i], slots[i] + 1).data, to.bytes());
   }
 }
 

@@ -1,5 +1,8 @@
-// One query per sequence over a key-value cache (generation).
+// One query per sequence over that sequence's own cache of keys and values (generation), and the
+// copies in and out of a cache.
 #pragma once
+
+#include <span>
 
 #include "core/stream.h"
 #include "core/tensor.h"
@@ -7,26 +10,35 @@
 
 namespace bifocal {
 
-// Each sequence has its own slots of keys and values; slot order does not matter, since keys carry
-// their positions. Sequence b reads slots [0, counts[b]); counts[b] = 0 with no sink gives out = 0.
+// Row b reads all slots of k[b] and v[b]; slot order does not matter, since keys carry their
+// positions. No slot gives out = 0. A row's result does not depend on the others.
 struct DecodeAttention {
-  TensorView out;          // [batch, heads, head_dim]
-  ConstTensorView q;       // [batch, heads, head_dim]
-  ConstTensorView k, v;    // [batch, slots, kv_heads * head_dim]
-  ConstTensorView counts;  // [batch] i32
-  ConstTensorView sink;    // [heads], optional
+  TensorView out;                      // [rows, heads, head_dim]
+  ConstTensorView q;                   // [rows, heads, head_dim]
+  std::span<const ConstTensorView> k;  // [rows] of [slots of the row, kv_heads * head_dim]
+  std::span<const ConstTensorView> v;
+  ConstTensorView sink;  // [heads], optional
   void check() const;
 };
 
-// cache[b, slots[b]] = rows[b]; a slot of -1 leaves sequence b as it is.
+// cache[slots[i]] = rows[i], in order.
 struct CacheWrite {
-  TensorView cache;       // [batch, capacity, width]
-  ConstTensorView rows;   // [batch, width]
-  ConstTensorView slots;  // [batch] i32
+  TensorView cache;       // [capacity, width]
+  ConstTensorView rows;   // [count, width]
+  ConstTensorView slots;  // [count] i32
+  void check() const;
+};
+
+// rows[i] = cache[slots[i]].
+struct CacheRead {
+  TensorView rows;        // [count, width]
+  ConstTensorView cache;  // [capacity, width]
+  ConstTensorView slots;  // [count] i32
   void check() const;
 };
 
 void run(CpuStream&, const DecodeAttention&);
 void run(CpuStream&, const CacheWrite&);
+void run(CpuStream&, const CacheRead&);
 
 }  // namespace bifocal

@@ -162,28 +162,27 @@ void MlstmGradientFold::check() const {
 
 void MlstmStep::check() const {
   constexpr auto kWhere = "mlstm step";
-  const std::int64_t batch = k.shape[0];
-  const MlstmSizes s{.tokens = batch,
+  const std::int64_t rows = k.shape[0];
+  const MlstmSizes s{.tokens = rows,
                      .heads = q.shape[1],
                      .states = k.shape[1],
                      .v_heads = v.shape[1],
                      .head_dim = k.shape[2]};
   const DType dtype = k.dtype;
+  const std::int64_t held = m.shape[0];
   check_counts(kWhere, s);
-  require_tensor(kWhere, "q", q, dtype, {batch, s.heads, s.head_dim});
-  require_tensor(kWhere, "k", k, dtype, {batch, s.states, s.head_dim});
-  require_tensor(kWhere, "v", v, dtype, {batch, s.v_heads, s.head_dim});
   const DType gates = gate_type(i_gate, dtype);
   const DType states = state_type(dtype);
-  require_tensor(kWhere, "i_gate", i_gate, gates, {batch, s.states});
-  require_tensor(kWhere, "f_gate", f_gate, gates, {batch, s.states});
-  require_tensor(kWhere, "h", h, dtype, {batch, s.heads, s.head_dim});
-  require_tensor(kWhere, "c", c, states, {batch, s.states, s.head_dim, s.head_dim});
-  require_tensor(kWhere, "n", n, states, {batch, s.states, s.head_dim});
-  require_tensor(kWhere, "m", m, states, {batch, s.states});
-  if (active) {
-    require_tensor(kWhere, "active", active, DType::u8, {batch});
-  }
+  require_tensor(kWhere, "q", q, dtype, {rows, s.heads, s.head_dim});
+  require_tensor(kWhere, "k", k, dtype, {rows, s.states, s.head_dim});
+  require_tensor(kWhere, "v", v, dtype, {rows, s.v_heads, s.head_dim});
+  require_tensor(kWhere, "i_gate", i_gate, gates, {rows, s.states});
+  require_tensor(kWhere, "f_gate", f_gate, gates, {rows, s.states});
+  require_tensor(kWhere, "h", h, dtype, {rows, s.heads, s.head_dim});
+  require_tensor(kWhere, "c", c, states, {held, s.states, s.head_dim, s.head_dim});
+  require_tensor(kWhere, "n", n, states, {held, s.states, s.head_dim});
+  require_tensor(kWhere, "m", m, states, {held, s.states});
+  require_tensor(kWhere, "sequences", sequences, DType::i32, {rows});
 }
 
 }  // namespace bifocal

@@ -112,17 +112,18 @@ struct MlstmGradientFold {
   void check() const;
 };
 
-// One token for each of `batch` sequences, state updated in place (generation).
+// One token for each of some sequences, their states updated in place (generation). A row's result
+// does not depend on the others.
 struct MlstmStep {
-  TensorView h;                    // [batch, heads, head_dim]
-  TensorView c;                    // [batch, states, head_dim, head_dim]
-  TensorView n;                    // [batch, states, head_dim]
-  TensorView m;                    // [batch, states]
-  ConstTensorView q;               // [batch, heads, head_dim] features
-  ConstTensorView k;               // [batch, states, head_dim] features
-  ConstTensorView v;               // [batch, v_heads, head_dim]
-  ConstTensorView i_gate, f_gate;  // [batch, states]
-  ConstTensorView active;  // [batch] u8: 0 leaves the sequence's state untouched, h = 0; optional
+  TensorView h;                    // [rows, heads, head_dim]
+  TensorView c;                    // [sequences, states, head_dim, head_dim]
+  TensorView n;                    // [sequences, states, head_dim]
+  TensorView m;                    // [sequences, states]
+  ConstTensorView q;               // [rows, heads, head_dim] features
+  ConstTensorView k;               // [rows, states, head_dim] features
+  ConstTensorView v;               // [rows, v_heads, head_dim]
+  ConstTensorView i_gate, f_gate;  // [rows, states]
+  ConstTensorView sequences;       // [rows] i32, distinct: whose states a row advances
   void check() const;
 };
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
+#include <functional>
 #include <numeric>
 #include <vector>
 
@@ -26,14 +26,16 @@ template <class T>
 class Distribution {
  public:
   Distribution(const Sample& op, const T* logits, std::int64_t vocabulary)
-      : weights_(static_cast<std::size_t>(vocabulary)) {
+      : logits_(logits), weights_(static_cast<std::size_t>(vocabulary)) {
     const auto largest = static_cast<double>(logits[largest_index(logits, vocabulary)]);
     for (std::size_t i = 0; i < weights_.size(); ++i) {
       weights_[i] = std::exp((static_cast<double>(logits[i]) - largest) / op.temperature);
     }
-    const bool cuts_count = op.top_k > 0 && op.top_k < vocabulary;
-    if (cuts_count || op.top_p < 1.0) {
-      keep_largest(logits, cuts_count ? op.top_k : vocabulary, op.top_p);
+    if (op.top_k > 0 && op.top_k < vocabulary) {
+      keep_largest(op.top_k);
+    }
+    if (op.top_p < 1.0) {
+      keep_probable(op.top_p);
     }
   }
 
@@ -55,26 +57,44 @@ class Distribution {
   }
 
  private:
-  void keep_largest(const T* logits, std::int64_t count, double top_p) {
-    std::vector<std::size_t> order(weights_.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    const auto before = [&](std::size_t a, std::size_t b) {
-      return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-    };
-    std::partial_sort(order.begin(), order.begin() + count, order.end(), before);
-    double total = 0.0;
-    for (std::int64_t i = 0; i < count; ++i) {
-      total += weights_[order[static_cast<std::size_t>(i)]];
-    }
-    double sum = 0.0;
-    for (std::size_t i = 0; i < order.size(); ++i) {
-      const bool kept = i < static_cast<std::size_t>(count) && (i == 0 || sum < top_p * total);
-      double& weight = weights_[order[i]];
-      sum += weight;
-      weight = kept ? weight : 0.0;
+  void keep_largest(std::int64_t count) {
+    std::vector<T> sorted(logits_, logits_ + weights_.size());
+    const auto smallest = sorted.begin() + count - 1;
+    std::nth_element(sorted.begin(), smallest, sorted.end(), std::greater<>());
+    for (std::size_t i = 0; i < weights_.size(); ++i) {
+      weights_[i] = logits_[i] < *smallest ? 0.0 : weights_[i];
     }
   }
 
+  // The order is made in pieces of growing size: of a large vocabulary few ids are probable.
+  void keep_probable(double top_p) {
+    constexpr std::ptrdiff_t kFirstPiece = 64;
+    constexpr std::ptrdiff_t kGrowth = 4;
+    const double total = std::accumulate(weights_.begin(), weights_.end(), 0.0);
+    std::vector<std::int32_t> order(weights_.size());
+    std::iota(order.begin(), order.end(), 0);
+    const auto before = [&](std::int32_t a, std::int32_t b) {
+      return logits_[a] != logits_[b] ? logits_[a] > logits_[b] : a > b;
+    };
+    double sum = 0.0;
+    auto begin = order.begin();
+    auto piece = kFirstPiece;
+    while (begin != order.end() && sum < top_p * total) {
+      const auto end = begin + std::min(piece, order.end() - begin);
+      std::nth_element(begin, end - 1, order.end(), before);
+      std::sort(begin, end, before);
+      while (begin != end && sum < top_p * total) {
+        sum += weights_[static_cast<std::size_t>(*begin)];
+        ++begin;
+      }
+      piece *= kGrowth;
+    }
+    for (; begin != order.end(); ++begin) {
+      weights_[static_cast<std::size_t>(*begin)] = 0.0;
+    }
+  }
+
+  const T* logits_;
   std::vector<double> weights_;
 };
 
@@ -83,18 +103,25 @@ void sample(const Sample& op) {
   const std::int64_t vocabulary = op.logits.shape[1];
   auto* ids = op.ids.as<std::int32_t>();
   const T* logits = op.logits.as<T>();
-  const auto* streams = op.temperature > 0.0 ? op.streams.as<std::int64_t>() : nullptr;
-  for (std::int64_t row = 0; row < op.ids.size(); ++row) {
-    const T* of_row = logits + row * vocabulary;
-    std::int64_t id = 0;
-    if (streams == nullptr) {
-      id = largest_index(of_row, vocabulary);
-    } else {
-      const auto stream = static_cast<std::uint64_t>(streams[row]);
-      id = Distribution<T>(op, of_row, vocabulary).at(random_uniform(op.seed, stream, op.index));
+  const bool draws = op.temperature > 0.0;
+  const auto* streams = draws ? op.streams.as<std::int64_t>() : nullptr;
+  const auto* indices = draws ? op.indices.as<std::int64_t>() : nullptr;
+  const std::int64_t work = draws ? vocabulary * 10 : vocabulary;
+  parallel_ranges(op.ids.size(), 1, work, [=](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t row = begin; row < end; ++row) {
+      const T* of_row = logits + row * vocabulary;
+      std::int64_t id = 0;
+      if (!draws) {
+        id = largest_index(of_row, vocabulary);
+      } else {
+        const double u = random_uniform(op.seed,
+                                        static_cast<std::uint64_t>(streams[row]),
+                                        static_cast<std::uint64_t>(indices[row]));
+        id = Distribution<T>(op, of_row, vocabulary).at(u);
+      }
+      ids[row] = static_cast<std::int32_t>(id);
     }
-    ids[row] = static_cast<std::int32_t>(id);
-  }
+  });
 }
 
 }  // namespace
@@ -116,6 +143,7 @@ void Sample::check() const {
                   top_p);
   if (temperature > 0.0) {
     require_tensor(kWhere, "streams", streams, DType::i64, {ids.shape[0]});
+    require_tensor(kWhere, "indices", indices, DType::i64, {ids.shape[0]});
   }
 }
 

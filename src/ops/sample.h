@@ -9,10 +9,14 @@
 
 namespace bifocal {
 
-// temperature 0 takes the largest logit (lowest index on a tie). Otherwise: divide by the
-// temperature, keep the top_k largest (0: all), then the smallest set whose probability reaches
-// top_p (of what top_k kept), draw by inverse distribution over the kept ids in increasing order
-// with random_uniform(seed, streams[row], index). Ties keep the lowest index.
+// temperature 0 takes the largest logit (lowest id on a tie). Otherwise as transformers does it:
+//   divide by the temperature;
+//   keep the top_k largest and whatever equals the smallest of them (0: all);
+//   of these, keep id i while the ids before it hold less than top_p of the probability, in order
+//   of decreasing logits (of equal ones the higher id first): at least one id;
+//   draw by inverse distribution over the kept ids in increasing order with
+//   random_uniform(seed, streams[row], indices[row]).
+// Probabilities are formed and summed in double.
 struct Sample {
   TensorView ids;          // [rows] i32
   ConstTensorView logits;  // [rows, vocabulary]
@@ -20,9 +24,9 @@ struct Sample {
   std::int64_t top_k = 0;
   double top_p = 1.0;
   std::uint64_t seed = 0;
-  ConstTensorView
-      streams;  // [rows] i64: one random stream per sequence; needed where temperature > 0
-  std::uint64_t index = 0;  // position of the drawn token in its answer
+  // Needed where temperature > 0:
+  ConstTensorView streams;  // [rows] i64 (bits of a u64): one random stream per sequence
+  ConstTensorView indices;  // [rows] i64: position of the drawn token in its answer
   void check() const;
 };
 

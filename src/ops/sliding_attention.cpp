@@ -234,7 +234,7 @@ void require_key_ranges(const AttentionInputs& in) {
 void SlidingAttentionForward::check() const {
   check_attention_inputs(inputs, out.dtype);
   require_tensor(kWhere, "out", out, out.dtype, inputs.q.shape);
-  require_tensor(kWhere, "lse", lse, out.dtype, {inputs.q.shape[0], inputs.q.shape[1]});
+  require_tensor(kWhere, "lse", lse, sum_type(out.dtype), {inputs.q.shape[0], inputs.q.shape[1]});
 }
 
 void run(CpuStream& /*stream*/, const SlidingAttentionForward& op) {

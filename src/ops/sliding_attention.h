@@ -6,7 +6,8 @@
 // key_begin[t] to itself. Logits are q.k / sqrt(head_dim). The sink joins the softmax unscaled and
 // carries no value. Pinned keys (the document's first tokens where they lie left of key_begin[t])
 // stand in a buffer of their own; query t sees those in [pinned_begin[t], pinned_end[t]). Query
-// head h reads key-value head h / (heads / kv_heads).
+// head h reads key-value head h / (heads / kv_heads). "As sums": of the type of the other tensors,
+// but float32 beside bfloat16 ones.
 #pragma once
 
 #include "core/stream.h"
@@ -27,7 +28,7 @@ struct AttentionInputs {
 
 struct SlidingAttentionForward {
   TensorView out;  // [tokens, heads, head_dim]
-  TensorView lse;  // [tokens, heads]: log of the softmax denominator, sink included; type of out
+  TensorView lse;  // [tokens, heads], as sums: log of the softmax denominator, sink included
   AttentionInputs inputs;
   void check() const;
 };
@@ -38,10 +39,10 @@ struct SlidingAttentionForward {
 struct SlidingAttentionBackward {
   TensorView d_q;                     // [tokens, heads, head_dim]
   TensorView d_k, d_v;                // [keys, kv_heads, head_dim]
-  TensorView d_sink;                  // [heads], with inputs.sink
+  TensorView d_sink;                  // [heads], as sums, with inputs.sink
   TensorView d_pinned_k, d_pinned_v;  // [pinned, kv_heads, head_dim], with inputs.pinned_k
   ConstTensorView d_out, out;         // [tokens, heads, head_dim]
-  ConstTensorView lse;                // [tokens, heads]
+  ConstTensorView lse;                // [tokens, heads], as sums
   AttentionInputs inputs;
   void check() const;
 };

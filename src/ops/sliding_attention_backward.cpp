@@ -300,9 +300,9 @@ void SlidingAttentionBackward::check() const {
   check_attention_inputs(inputs, type);
   require_tensor(kWhere, "d_out", d_out, type, inputs.q.shape);
   require_tensor(kWhere, "out", out, type, inputs.q.shape);
-  require_tensor(kWhere, "lse", lse, type, {inputs.q.shape[0], inputs.q.shape[1]});
+  require_tensor(kWhere, "lse", lse, sum_type(type), {inputs.q.shape[0], inputs.q.shape[1]});
   if (inputs.sink) {
-    require_tensor(kWhere, "d_sink", d_sink, type, inputs.sink.shape);
+    require_tensor(kWhere, "d_sink", d_sink, sum_type(type), inputs.sink.shape);
   }
   if (!d_q) {
     BIFOCAL_REQUIRE(

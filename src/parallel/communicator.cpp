@@ -43,10 +43,10 @@ class SelfCommunicator final : public Communicator {
     return {};
   }
 
-  Pending start_exchange(const std::vector<Message>& sends,
-                         const std::vector<Message>& receives) override {
-    const std::vector<Message> out = non_empty(sends);
-    const std::vector<Message> in = non_empty(receives);
+  Pending start_exchange(const std::vector<RankMessage>& sends,
+                         const std::vector<RankMessage>& receives) override {
+    const std::vector<RankMessage> out = non_empty(sends);
+    const std::vector<RankMessage> in = non_empty(receives);
     BIFOCAL_REQUIRE(out.size() == in.size(),
                     "[exchange] wanted as many receives as sends, got {} sends and {} receives",
                     out.size(),
@@ -78,9 +78,9 @@ class SelfCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split_node() override { return make_self_communicator(); }
 
  private:
-  static std::vector<Message> non_empty(const std::vector<Message>& messages) {
-    std::vector<Message> kept;
-    for (const Message& message : messages) {
+  static std::vector<RankMessage> non_empty(const std::vector<RankMessage>& messages) {
+    std::vector<RankMessage> kept;
+    for (const RankMessage& message : messages) {
       BIFOCAL_REQUIRE(
           message.peer == 0, "[exchange] wanted a peer in [0, 1), got {}", message.peer);
       if (message.data.size() > 0) {

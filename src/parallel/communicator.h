@@ -37,7 +37,7 @@ class Pending {
 };
 
 // One message of an exchange. A tensor of no elements is not sent.
-struct Message {
+struct RankMessage {
   int peer = 0;
   TensorView data;
 };
@@ -63,8 +63,8 @@ class Communicator {
 
   // Grouped sends and receives; between two ranks, messages match in the order given. A rank may
   // send to itself. Sends and receives must pair up over the group.
-  virtual Pending start_exchange(const std::vector<Message>& sends,
-                                 const std::vector<Message>& receives) = 0;
+  virtual Pending start_exchange(const std::vector<RankMessage>& sends,
+                                 const std::vector<RankMessage>& receives) = 0;
 
   // data = sum over ranks, the same bits everywhere.
   virtual void all_reduce_sum(const TensorView& data) = 0;
@@ -84,7 +84,7 @@ class Communicator {
     start_all_gather(whole, part).wait();
   }
 
-  void exchange(const std::vector<Message>& sends, const std::vector<Message>& receives) {
+  void exchange(const std::vector<RankMessage>& sends, const std::vector<RankMessage>& receives) {
     start_exchange(sends, receives).wait();
   }
 };

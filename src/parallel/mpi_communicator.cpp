@@ -166,14 +166,14 @@ class MpiCommunicator final : public Communicator {
     });
   }
 
-  Pending start_exchange(const std::vector<Message>& sends,
-                         const std::vector<Message>& receives) override {
+  Pending start_exchange(const std::vector<RankMessage>& sends,
+                         const std::vector<RankMessage>& receives) override {
     auto exchange = std::make_shared<Exchange>();
     exchange->requests.reserve(sends.size() + receives.size());
     exchange->spans.reserve(sends.size() + receives.size());
     // MPI keeps the order of messages between two ranks, so one tag is enough.
     constexpr int kTag = 1;
-    for (const Message& message : receives) {
+    for (const RankMessage& message : receives) {
       if (message.data.size() > 0) {
         const Span& span = exchange->spans.emplace_back(message.data.bytes());
         exchange->wanted.push_back(message.data.bytes());
@@ -182,7 +182,7 @@ class MpiCommunicator final : public Communicator {
             message.data.data, span.count(), span.type(), message.peer, kTag, comm_, &request));
       }
     }
-    for (const Message& message : sends) {
+    for (const RankMessage& message : sends) {
       if (message.data.size() > 0) {
         const Span& span = exchange->spans.emplace_back(message.data.bytes());
         MPI_Request& request = exchange->requests.emplace_back(MPI_REQUEST_NULL);

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
+#include "train/data_log.h"
 #include "train/schedule.h"
 
 namespace bifocal {
@@ -122,11 +123,15 @@ void Trainer::run_stage(const TrainStage& stage) {
     ++step_;
     next_row_ += per_step;
     report(stage, result, norm, factor * stage.schedule.rate);
+    report_epochs(stage);
     if (every > 0 && step_ % every == 0 && stage_step_ < stage.steps) {
       save(stage.name, stage_step_);
     }
   }
   console_.end_live();
+  if (speaks() && setup_.rows != nullptr) {
+    console_.print(data_summary(*setup_.rows, next_row_));
+  }
   report_memory();
   ++stage_index_;
   stage_step_ = 0;
@@ -179,7 +184,27 @@ void Trainer::report(const TrainStage& stage, const StepResult& result, double n
   if (!result.layer_losses.empty()) {
     object["layer_losses"] = result.layer_losses;
   }
+  if (setup_.rows != nullptr) {
+    object["data"] = data_metrics(*setup_.rows, next_row_);
+  }
   metrics_->write(object);
+}
+
+// A line for every source that began another epoch in this step.
+void Trainer::report_epochs(const TrainStage& stage) {
+  if (!speaks() || setup_.rows == nullptr) {
+    return;
+  }
+  const std::int64_t begin = next_row_ - setup_.config.data.rows_per_step;
+  for (const EpochBegin& begun : epochs_begun(*setup_.rows, begin, next_row_)) {
+    console_.print(fmt::format(
+        "data: {} begins epoch {} in step {}", begun.source, begun.number, format_count(step_)));
+    metrics_->write({{"step", step_},
+                     {"stage", stage.name},
+                     {"event", "epoch"},
+                     {"source", begun.source},
+                     {"epoch", begun.number}});
+  }
 }
 
 void Trainer::report_memory() {

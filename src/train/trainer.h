@@ -10,6 +10,7 @@
 
 #include "config/run_config.h"
 #include "core/log.h"
+#include "data/row_source.h"
 #include "distill/stage.h"
 #include "train/optimizer.h"
 
@@ -33,6 +34,7 @@ struct TrainSetup {
   std::string model_config;  // config.json of the student, stored in every checkpoint
   // Hash of what another run may not continue: model, teacher, data.
   std::string identity;
+  const RowSource* rows = nullptr;  // whose counts are logged; nullptr: none are
 };
 
 class Trainer {
@@ -54,6 +56,7 @@ class Trainer {
  private:
   void run_stage(const TrainStage& stage);
   void report_memory();
+  void report_epochs(const TrainStage& stage);
   void report(const TrainStage& stage, const StepResult& result, double norm, double rate);
   void save(const std::string& stage, std::int64_t stage_step);
   void drop_later_metrics() const;

@@ -361,7 +361,7 @@ TEST_F(CheckpointTest, TheViewShowsNanWhereAFileIsMissing) {
 }
 
 TEST(CheckpointFixture, AVersion1CheckpointOfTwoRanksIsRead) {
-  const fs::path path = fs::path(__FILE__).parent_path() / "version_1" / "step_7";
+  const fs::path path = fs::path(BIFOCAL_SOURCE_DIR) / "tests/checkpoint/version_1/step_7";
   const CheckpointInfo info = read_checkpoint_info(path);
   EXPECT_EQ(info.step, 7);
   EXPECT_EQ(info.configuration, known_info(7).configuration);

@@ -45,6 +45,15 @@ std::string error_of(const std::string& text, const std::vector<Override>& overr
   return "";
 }
 
+TEST(Read, StrayCharactersAreErrorsOfTheirLine) {
+  for (const char* line :
+       {"[?]", "[\x0f]", "[\xc3\xa9]", "\xc3\xa9 = 1", "\xef\xb2\xbf = 1", "[a\xc3\xa9]"}) {
+    const std::string error = error_of(std::string("[run]\n") + line + "\n");
+    EXPECT_NE(error.find("wanted a TOML file"), std::string::npos) << line << ": " << error;
+    EXPECT_NE(error.find("FILE, line 2"), std::string::npos) << line << ": " << error;
+  }
+}
+
 TEST(Read, DefaultThenFileThenCommandLine) {
   const TemporaryFile file("[align]\nsteps = 7\nrate = 0.5\n[data]\ntrain = [\"a\"]\n");
   const RunConfig config =
@@ -134,6 +143,17 @@ OptionValue other_value(const Option& option, const OptionValue& value) {
   return std::vector<std::string>{"4-7:window=64,sink=learned", ""};
 }
 
+TEST(Read, ATrainListBesideAMixtureIsRefused) {
+  EXPECT_EQ(parse_run_config("[data]\nmixture = \"a.toml\"", "FILE").data.mixture, "a.toml");
+  try {
+    parse_run_config("[data]\ntrain = [\"b\"]\nmixture = \"a.toml\"", "FILE");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("data.train and data.mixture both name data"),
+              std::string::npos);
+  }
+}
+
 TEST(Read, TheResolvedFileReadsBackEqual) {
   RunConfig config;
   for (const OptionSection& section : option_sections()) {
@@ -141,6 +161,7 @@ TEST(Read, TheResolvedFileReadsBackEqual) {
       set_value(option, other_value(option, get_value(option, config)), "test", config);
     }
   }
+  config.data.mixture.clear();  // is given instead of data.train
   const std::string text = to_toml(config);
   RunConfig again = parse_run_config(text, "resolved");
   EXPECT_EQ(to_toml(again), text);
@@ -162,7 +183,7 @@ TEST(Read, EveryShippedConfigurationIsValidAndNamedAfterItsStudent) {
     EXPECT_EQ(config.student.preset, entry.path().stem()) << entry.path();
     EXPECT_FALSE(config.run.directory.empty()) << entry.path();
     EXPECT_FALSE(config.teacher.path.empty()) << entry.path();
-    EXPECT_FALSE(config.data.train.empty()) << entry.path();
+    EXPECT_NE(config.data.train.empty(), config.data.mixture.empty()) << entry.path();
     ++files;
   }
   EXPECT_GE(files, 10);

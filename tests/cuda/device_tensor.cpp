@@ -58,6 +58,7 @@ void DeviceTensor::upload(const ConstTensorView& values) {
     }
   }
   BIFOCAL_CUDA(cudaMemcpy(view_.data, host.data(), host.size(), cudaMemcpyHostToDevice));
+  BIFOCAL_CUDA(cudaDeviceSynchronize());  // ops' streams do not wait for the stream of such copies
 }
 
 std::vector<double> DeviceTensor::download(CudaStream& stream) const {

@@ -59,11 +59,12 @@ inline void round_inputs(MlstmCase& test, const MlstmTypes& types) {
   }
 }
 
-// Flags or other bytes on the device.
-inline DeviceTensor bytes_on_device(const ConstTensorView& bytes) {
-  DeviceTensor tensor(DType::u8, bytes.shape, 0);
-  if (bytes.bytes() > 0) {
-    BIFOCAL_CUDA(cudaMemcpy(tensor.view().data, bytes.data, bytes.bytes(), cudaMemcpyHostToDevice));
+// Flags, numbers of sequences and the like, as they are, on the device.
+inline DeviceTensor integers_on_device(const ConstTensorView& values) {
+  DeviceTensor tensor(values.dtype, values.shape, 0);
+  if (values.bytes() > 0) {
+    BIFOCAL_CUDA(
+        cudaMemcpy(tensor.view().data, values.data, values.bytes(), cudaMemcpyHostToDevice));
   }
   return tensor;
 }
@@ -93,7 +94,7 @@ class DeviceMlstm {
         d_h(on_device(test.d_h, types.stored, types.shift)),
         d_final_c(on_device(test.d_final_c, DType::f32, types.shift)),
         d_final_n(on_device(test.d_final_n, DType::f32, types.shift)),
-        starts(bytes_on_device(test.starts)),
+        starts(integers_on_device(test.starts)),
         initial(test.shape(), types.shift),
         carried_(static_cast<bool>(test.c)) {
     if (carried_) {

@@ -216,22 +216,25 @@ TEST(CudaMlstmStep, MatchesTheCpuOp) {
       SCOPED_TRACE(describe(test, types));
       const DeviceMlstm device(test, types);
       const std::int64_t batch = step.batch;
+      const std::int64_t held = batch + 1;  // sequences; at each token another one rests
       const Tensor c = test.memory().zeros(
-          Region::activations, DType::f64, {batch, s.states, s.head_dim, s.head_dim});
+          Region::activations, DType::f64, {held, s.states, s.head_dim, s.head_dim});
       const Tensor n =
-          test.memory().zeros(Region::activations, DType::f64, {batch, s.states, s.head_dim});
-      const Tensor m = test.memory().zeros(Region::activations, DType::f64, {batch, s.states});
+          test.memory().zeros(Region::activations, DType::f64, {held, s.states, s.head_dim});
+      const Tensor m = test.memory().zeros(Region::activations, DType::f64, {held, s.states});
       const Tensor h =
           test.memory().zeros(Region::activations, DType::f64, {batch, s.heads, s.head_dim});
-      const Tensor active = test.memory().zeros(Region::activations, DType::u8, {batch});
+      const Tensor sequences = test.memory().zeros(Region::activations, DType::i32, {batch});
       test::fill(m, [](std::int64_t) { return -std::numeric_limits<double>::infinity(); });
       const DeviceTensor device_c = test::on_device(c, DType::f32, types.shift);
       const DeviceTensor device_n = test::on_device(n, DType::f32, types.shift);
       const DeviceTensor device_m = test::on_device(m, DType::f32, types.shift);
       for (std::int64_t t = 0; t < 5; ++t) {
         const DeviceTensor device_h(types.stored, h.shape(), types.shift);
-        test::fill(active, [&](std::int64_t b) { return b == 1 && t == 2 ? 0.0 : 1.0; });
-        const DeviceTensor device_active = test::bytes_on_device(active);
+        for (std::int64_t row = 0; row < batch; ++row) {
+          sequences.as<std::int32_t>()[row] = static_cast<std::int32_t>((row + t) % held);
+        }
+        const DeviceTensor device_sequences = test::integers_on_device(sequences);
         const auto of = [&](const auto& x) { return x.rows(t * batch, (t + 1) * batch); };
         MlstmStep op{.h = h,
                      .c = c,
@@ -242,7 +245,7 @@ TEST(CudaMlstmStep, MatchesTheCpuOp) {
                      .v = of(test.v),
                      .i_gate = of(test.i_gate),
                      .f_gate = of(test.f_gate),
-                     .active = active};
+                     .sequences = sequences};
         run(cpu, op);
         op = {.h = device_h.view(),
               .c = device_c.view(),
@@ -253,7 +256,7 @@ TEST(CudaMlstmStep, MatchesTheCpuOp) {
               .v = of(device.v.view()),
               .i_gate = of(device.i_gate.view()),
               .f_gate = of(device.f_gate.view()),
-              .active = device_active.view()};
+              .sequences = device_sequences.view()};
         call(stream, op);
         // Arithmetic is float32 throughout; h alone is rounded to bfloat16, by 2^-9 of itself.
         const double bound = types.stored == DType::bf16 ? 1.0 / 256.0 : 2e-6;

@@ -2,6 +2,7 @@
 #include "data/token_file.h"
 
 #include <algorithm>
+#include <array>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -59,6 +60,12 @@ std::vector<std::int32_t> all_ids(const TokenFile& file) {
   return ids;
 }
 
+std::vector<std::int64_t> all_offsets(const TokenFile& file) {
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(file.documents()) + 1);
+  file.read_offsets(0, offsets);
+  return offsets;
+}
+
 std::vector<std::uint8_t> all_keep(const TokenFile& file) {
   std::vector<std::uint8_t> keep(static_cast<std::size_t>(file.tokens()));
   file.read_keep(0, keep);
@@ -69,6 +76,7 @@ std::vector<std::uint8_t> all_keep(const TokenFile& file) {
 std::string fault(const std::string& path) {
   try {
     const TokenFile file(path);
+    all_offsets(file);
     all_ids(file);
     all_keep(file);
   } catch (const Error& error) {
@@ -87,11 +95,12 @@ TEST(TokenFile, GivesBackEveryDocument) {
   EXPECT_EQ(file.header().split, Split::held_out);
   ASSERT_EQ(file.documents(), 300);
   for (std::size_t i = 300; i-- > 0;) {
-    std::vector<std::int32_t> ids(
-        static_cast<std::size_t>(file.offsets()[i + 1] - file.offsets()[i]));
+    std::array<std::int64_t, 2> offsets{};
+    file.read_offsets(static_cast<std::int64_t>(i), offsets);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(offsets[1] - offsets[0]));
     std::vector<std::uint8_t> keep(ids.size());
-    file.read_ids(file.offsets()[i], ids);
-    file.read_keep(file.offsets()[i], keep);
+    file.read_ids(offsets[0], ids);
+    file.read_keep(offsets[0], keep);
     EXPECT_EQ(ids, made.ids[i]);
     EXPECT_EQ(keep, made.keep[i]);
   }
@@ -135,6 +144,17 @@ TEST(TokenFile, CutFilesAreRefused) {
   EXPECT_NE(fault(directory.path("none.h5")).find("no file"), std::string::npos);
 }
 
+TEST(TokenFile, FilesWithoutChecksummedMetadataAreRefused) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path("old.h5");
+  Hdf5Handle(BIFOCAL_HDF5(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT)),
+             H5Fclose)
+      .close();
+  EXPECT_NE(fault(path).find("does not begin like an HDF5 file with checksums"), std::string::npos);
+  write_file_atomically(path, "text");
+  EXPECT_NE(fault(path).find("does not begin like an HDF5 file with checksums"), std::string::npos);
+}
+
 TEST(TokenFile, NoFlippedByteChangesWhatIsRead) {
   const test::TemporaryDirectory directory;
   const std::string path = directory.path("a.h5");
@@ -142,6 +162,7 @@ TEST(TokenFile, NoFlippedByteChangesWhatIsRead) {
   const std::string bytes = read_file(path);
   const std::vector<std::int32_t> ids = all_ids(TokenFile(path));
   const std::vector<std::uint8_t> keep = all_keep(TokenFile(path));
+  const std::vector<std::int64_t> offsets = all_offsets(TokenFile(path));
   std::size_t noticed = 0;
   constexpr std::size_t kStride = 13;  // prime to 8: every bit of a byte gets its turn
   for (std::size_t i = 0; i < bytes.size(); i += kStride) {
@@ -155,8 +176,64 @@ TEST(TokenFile, NoFlippedByteChangesWhatIsRead) {
     const TokenFile file(path);  // a byte that nothing uses
     EXPECT_EQ(all_ids(file), ids) << "byte " << i;
     EXPECT_EQ(all_keep(file), keep) << "byte " << i;
+    EXPECT_EQ(all_offsets(file), offsets) << "byte " << i;
   }
   EXPECT_GE(noticed, 5 * ids.size() / kStride);  // at least the bytes of ids and keep
+}
+
+// Replaces the offsets of a shard by others in one chunk, as shards of the first writer have them.
+void rewrite_offsets(const std::string& path, const std::vector<std::int64_t>& offsets) {
+  const Hdf5Handle file(BIFOCAL_HDF5(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT)), H5Fclose);
+  BIFOCAL_HDF5(H5Ldelete(file.get(), "offsets", H5P_DEFAULT));
+  const hsize_t extent = offsets.size();
+  const Hdf5Handle space(BIFOCAL_HDF5(H5Screate_simple(1, &extent, nullptr)), H5Sclose);
+  const Hdf5Handle properties(BIFOCAL_HDF5(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
+  BIFOCAL_HDF5(H5Pset_chunk(properties.get(), 1, &extent));
+  BIFOCAL_HDF5(H5Pset_fletcher32(properties.get()));
+  const Hdf5Handle dataset(BIFOCAL_HDF5(H5Dcreate2(file.get(),
+                                                   "offsets",
+                                                   H5T_STD_I64LE,
+                                                   space.get(),
+                                                   H5P_DEFAULT,
+                                                   properties.get(),
+                                                   H5P_DEFAULT)),
+                           H5Dclose);
+  BIFOCAL_HDF5(
+      H5Dwrite(dataset.get(), H5T_NATIVE_INT64, H5S_ALL, H5S_ALL, H5P_DEFAULT, offsets.data()));
+}
+
+TEST(TokenFile, OffsetsInLargeChunksAreRead) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path("a.h5");
+  write(documents(5000, 20), path);
+  const std::vector<std::int64_t> offsets = all_offsets(TokenFile(path));
+  rewrite_offsets(path, offsets);
+  EXPECT_EQ(all_offsets(TokenFile(path)), offsets);
+}
+
+TEST(TokenFile, OffsetsThatDoNotGrowAreRefusedWhenTheyAreRead) {
+  const test::TemporaryDirectory directory;
+  const std::string path = directory.path("a.h5");
+  write(documents(50, 20), path);
+  const std::vector<std::int64_t> offsets = all_offsets(TokenFile(path));
+  for (const auto& [entry, value] : std::vector<std::pair<std::size_t, std::int64_t>>{
+           {7, offsets[6]}, {7, offsets.back() + 5}, {1, -3}}) {
+    std::vector<std::int64_t> changed = offsets;
+    changed[entry] = value;
+    rewrite_offsets(path, changed);
+    EXPECT_NE(fault(path).find("offsets should grow"), std::string::npos) << fault(path);
+    const TokenFile file(path);
+    std::array<std::int64_t, 3> part{};
+    EXPECT_THROW(file.read_offsets(static_cast<std::int64_t>(entry) - 1, part), Error);
+    file.read_offsets(20, part);
+    EXPECT_EQ(part[1], offsets[21]);
+  }
+  for (const std::size_t entry : {std::size_t{0}, offsets.size() - 1}) {
+    std::vector<std::int64_t> changed = offsets;
+    ++changed[entry];
+    rewrite_offsets(path, changed);
+    EXPECT_NE(fault(path).find("is no whole token shard"), std::string::npos);
+  }
 }
 
 TEST(TokenFile, SplitsByContentAtTheAskedShare) {

@@ -100,6 +100,58 @@ TEST_F(Export, PassesOnTheTokenizerAndMakesAGenerationConfig) {
   EXPECT_FALSE(generation.contains("bos_token_id"));
 }
 
+TEST_F(Export, CarriesThePythonFilesOfTheSourceTree) {
+  export_it();
+  const auto json = nlohmann::json::parse(read_file(options_.output / "config.json"));
+  ASSERT_EQ(json["auto_map"].size(), 2U);
+  for (const char* name : {"configuration_bifocal.py", "cache_bifocal.py", "modeling_bifocal.py"}) {
+    EXPECT_EQ(read_file(options_.output / name),
+              read_file(fs::path(BIFOCAL_SOURCE_DIR) / "src/hf/python" / name));
+  }
+  EXPECT_NE(read_file(options_.output / "README.md").find("trust_remote_code=True"),
+            std::string::npos);
+}
+
+TEST_F(Export, OfFullAttentionNeedsNoCode) {
+  options_.model.mixers.assign(2, MixerSettings{});
+  export_it();
+  EXPECT_FALSE(fs::exists(options_.output / "modeling_bifocal.py"));
+  EXPECT_FALSE(
+      nlohmann::json::parse(read_file(options_.output / "config.json")).contains("auto_map"));
+  EXPECT_EQ(read_file(options_.output / "README.md").find("trust_remote_code"), std::string::npos);
+}
+
+// AutoTokenizer knows no class for the model type, so the directory must name one.
+TEST_F(Export, NamesATokenizerClassWhereTheTeacherDoesNot) {
+  const auto exported = [&] {
+    fs::remove_all(options_.output);
+    export_it();
+    return read_file(options_.output / "tokenizer_config.json");
+  };
+  EXPECT_EQ(nlohmann::json::parse(exported())["tokenizer_class"], "PreTrainedTokenizerFast");
+  write("teacher/tokenizer_config.json", R"({"model_max_length": 9, "tokenizer_class": null})");
+  const auto completed = nlohmann::json::parse(exported());
+  EXPECT_EQ(completed["tokenizer_class"], "PreTrainedTokenizerFast");
+  EXPECT_EQ(completed["model_max_length"], 9);
+  const std::string own = R"({"tokenizer_class":  "Qwen2Tokenizer"})";
+  write("teacher/tokenizer_config.json", own);
+  EXPECT_EQ(exported(), own);
+  fs::remove(directory_.path("teacher/tokenizer.json"));
+  fs::remove(directory_.path("teacher/tokenizer_config.json"));
+  fs::remove_all(options_.output);
+  export_it();
+  EXPECT_FALSE(fs::exists(options_.output / "tokenizer_config.json"));
+}
+
+TEST_F(Export, CutsShardsWhereAsked) {
+  options_.shard_bytes = 4000;
+  export_it();
+  EXPECT_TRUE(fs::exists(options_.output / "model.safetensors.index.json"));
+  EXPECT_FALSE(fs::exists(options_.output / "model.safetensors"));
+  const SafetensorsReader reader(options_.output);
+  EXPECT_NO_THROW(check_model_tensors(reader, ParameterTable(options_.model)));
+}
+
 TEST_F(Export, KeepsTheTeachersGenerationConfig) {
   write("teacher/generation_config.json", "{\"top_p\": 0.8}");
   export_it();

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
-#include <limits>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <gtest/gtest.h>
@@ -171,71 +171,229 @@ TEST_F(Safetensors, UnfinishedWriterLeavesNothing) {
   EXPECT_TRUE(fs::is_empty(directory_));
 }
 
-TEST_F(Safetensors, RefusesMalformedFiles) {
-  const std::string a = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
-  EXPECT_EQ(refusal(a + "}", 8), "");
-  EXPECT_EQ(refusal("{}", 0), "");
-  EXPECT_NE(refusal(a + "}", 7), "");  // truncated
-  EXPECT_NE(refusal(a + "}", 9), "");  // trailing bytes
-  EXPECT_NE(refusal(a, 8), "");        // broken JSON
-  EXPECT_NE(refusal("[]", 0), "");
-  const char* others[] = {
-      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})",  // shape and range disagree
-      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})",
-      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})",
-      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0]}})",
-      R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})",
-      R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})",
-      R"({"a":{"dtype":"F32","shape":2,"data_offsets":[0,8]}})",
-      R"({"a":{"dtype":"F32","shape":[1,1,1,1,2],"data_offsets":[0,8]}})",
-      R"({"a":{"dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8]}})",
-      R"({"a":{"dtype":7,"shape":[8],"data_offsets":[0,8]}})",
-      R"({"a":{"shape":[2],"data_offsets":[0,8]}})",
-      R"({"a":[0,8]})",
-      R"({"a":{"dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,8]}})",  // overflow
-      R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})"};
-  for (const char* header : others) {
-    EXPECT_NE(refusal(header, 8), "") << header;
+// A header, the bytes of data behind it, and a part of the message that it must get; "" accepts.
+struct Malformed {
+  std::string header;
+  std::size_t bytes;
+  const char* reason;
+};
+
+#define EXPECT_REASON(message, reason)                                              \
+  do {                                                                              \
+    const std::string text = message;                                               \
+    EXPECT_TRUE(text.empty() ? *(reason) == '\0'                                    \
+                             : *(reason) != '\0' && text.find(reason) != text.npos) \
+        << "got: " << text.substr(0, 300) << "\nwanted: " << (reason);              \
+  } while (false)
+
+TEST_F(Safetensors, RefusesMalformedDescriptions) {
+  const auto one = [](const std::string& fields) { return "{\"a\":{" + fields + "}}"; };
+  const std::string good = R"("dtype":"F32","shape":[2],"data_offsets":[0,8])";
+  const std::string huge(1000000, '7');
+  for (
+      const Malformed& file : std::initializer_list<Malformed>{
+          {one(good), 8, ""},
+          {"{}", 0, ""},
+          {one(R"("dtype":"F32","shape":[],"data_offsets":[0,4])"), 4, ""},
+          {one(R"("dtype":"F32","shape":[0,3],"data_offsets":[0,0])"), 0, ""},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":[0,4])"), 8, "needs 8 bytes"},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":[8,0])"), 8, "needs 8 bytes"},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":[-8,0])"), 8, "two whole numbers"},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":[0,8.0])"), 8, "two whole numbers"},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":[0])"), 8, "two whole numbers"},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":"all")"), 8, "two whole numbers"},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":[18446744073709551608,18446744073709551615])"),
+           8,
+           "needs 8 bytes"},
+          {one(R"("dtype":"F32","shape":[2],"data_offsets":[18446744073709551600,18446744073709551608])"),
+           8,
+           "begins at byte"},
+          {one(R"("dtype":"F32","shape":[-2],"data_offsets":[0,8])"), 8, "wanted whole sizes"},
+          {one(R"("dtype":"F32","shape":[2.0],"data_offsets":[0,8])"), 8, "wanted whole sizes"},
+          {one(R"("dtype":"F32","shape":2,"data_offsets":[0,8])"), 8, "wanted a shape"},
+          {one(R"("dtype":"F32","shape":[1,1,1,1,2],"data_offsets":[0,8])"), 8, "at most 4"},
+          {one(R"("dtype":"F32","shape":[4294967296,4294967296,4],"data_offsets":[0,8])"),
+           8,
+           "too many elements"},
+          {one(R"("dtype":"F32","shape":[)" + huge + R"(],"data_offsets":[0,8])"), 8, "a"},
+          {one(R"("dtype":"F8_E4M3","shape":[8],"data_offsets":[0,8])"), 8, "type F8_E4M3 is not"},
+          {one(R"("dtype":"BOOL","shape":[8],"data_offsets":[0,8])"), 8, "type BOOL is not"},
+          {one(R"("dtype":7,"shape":[8],"data_offsets":[0,8])"), 8, "wanted dtype, shape"},
+          {one(R"("shape":[2],"data_offsets":[0,8])"), 8, "wanted dtype, shape"},
+          {one(R"("dtype":"F32","shape":[2])"), 8, "wanted dtype, shape"},
+          {one(good + R"(,"dtype":"F32")"), 8, "names \"dtype\" twice"},
+          {R"({"a":[0,8]})", 8, "wanted dtype, shape"},
+          {R"({"a":7})", 8, "wanted dtype, shape"},
+          {"{\"a\":{" + good + "},\"a\":{" + good + "}}", 8, "names \"a\" twice"}}) {
+    EXPECT_REASON(refusal(file.header, file.bytes), file.reason);
   }
+}
+
+TEST_F(Safetensors, RefusesDataThatIsNotCoveredExactlyOnce) {
+  const std::string a = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
   const std::string b = R"(,"b":{"dtype":"F32","shape":[1],"data_offsets":)";
-  EXPECT_EQ(refusal(a + b + "[8,12]}}", 12), "");
-  EXPECT_NE(refusal(a + b + "[4,8]}}", 8), "");     // overlap
-  EXPECT_NE(refusal(a + b + "[12,16]}}", 16), "");  // hole
+  const std::string empty = R"(,"b":{"dtype":"F32","shape":[0],"data_offsets":)";
+  for (const Malformed& file : std::initializer_list<Malformed>{
+           {a + "}", 7, "truncated"},
+           {a + "}", 9, "the file has 9"},
+           {a + b + "[8,12]}}", 12, ""},
+           {a + b + "[4,8]}}", 8, "begins at byte 4 of the data, wanted 8"},      // overlap
+           {a + b + "[12,16]}}", 16, "begins at byte 12 of the data, wanted 8"},  // hole
+           {a + b + "[8,12]}}", 8, "describes 12 bytes of data"},                 // out of range
+           {a + empty + "[8,8]}}", 8, ""},
+           {a + empty + "[4,4]}}", 8, "begins at byte 4"}}) {
+    EXPECT_REASON(refusal(file.header, file.bytes), file.reason);
+  }
+}
+
+TEST_F(Safetensors, RefusesHeadersThatAreNoHeaders) {
+  const std::string deep(100000, '[');
+  for (const Malformed& file : std::initializer_list<Malformed>{
+           {"{\"a\":", 8, "is not JSON"},
+           {"[]", 0, "opening brace"},
+           {" {}", 0, "opening brace"},
+           {"", 8, "opening brace"},
+           {"{\"a\":\"\xff\"}", 0, "is not JSON"},
+           {"{}{}", 0, "is not JSON"},
+           {std::string("{}\0 ", 4), 0, "NUL byte"},
+           {"{\"a\":" + deep, 0, "more than 3 deep"},
+           {"{\"a\":{\"b\":{\"c\":{}}}}", 0, "more than 3 deep"},
+           {"{\"a\":{\"shape\":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1", 0, "more than 16 items"},
+           {"{\"" + std::string(2000, 'a') + "\":{}}", 0, "a key of 2000 bytes"},
+           {R"({"a\u0000b":{}})", 0, "holds a NUL"},
+           {R"({"__metadata__":{"format":"pt","note":"anything"}})", 0, ""}}) {
+    EXPECT_REASON(refusal(file.header, file.bytes), file.reason);
+  }
   write_text("model.safetensors", "short");
-  EXPECT_NE(refusal(), "");
+  EXPECT_REASON(refusal(), "too few for a header");
   write_text("model.safetensors", "");
-  EXPECT_NE(refusal(), "");
+  EXPECT_REASON(refusal(), "too few for a header");
   write_text("model.safetensors", std::string("\xff\xff\xff\xff\xff\xff\xff\x7f{}", 10));
-  EXPECT_NE(refusal().find("limit"), std::string::npos);
+  EXPECT_REASON(refusal(), "over the limit of 100000000");
+  write_text("model.safetensors", std::string("\x03\0\0\0\0\0\0\0{}", 10));
+  EXPECT_REASON(refusal(), "the header takes 3 bytes, the file has 10");
   fs::remove(directory_ / "model.safetensors");
-  EXPECT_NE(refusal(), "");
+  EXPECT_REASON(refusal(), "has neither model.safetensors nor");
+  ASSERT_EQ(::mkfifo((directory_ / "model.safetensors").c_str(), 0600), 0);
+  EXPECT_REASON(refusal(), "is not a regular file");
   EXPECT_THROW(SafetensorsReader(directory_ / "absent"), Error);
 }
 
-TEST_F(Safetensors, RefusesMalformedIndexes) {
-  write_file("one.safetensors", R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
-  write_file("two.safetensors", R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
-  const auto index = [this](const std::string& weights) {
+// The format puts no tensor at an aligned place, so none is asked for.
+TEST_F(Safetensors, ReadsDataAtAnyByte) {
+  const std::string header =
+      R"({"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"b":{"dtype":"F32","shape":[2],"data_offsets":[3,11]}})";
+  const std::uint64_t length = header.size();
+  const float values[] = {1.5F, -2.25F};
+  std::string text(8, '\0');
+  std::memcpy(text.data(), &length, 8);
+  text += header + "xyz";
+  text.append(reinterpret_cast<const char*>(values), sizeof values);
+  write_text("model.safetensors", text);
+  const SafetensorsReader reader(directory_);
+  std::vector<float> same(2);
+  std::vector<double> wide(2);
+  reader.read("b", 0, {same.data(), DType::f32, {2}});
+  reader.read("b", 0, {wide.data(), DType::f64, {2}});
+  EXPECT_EQ(same, (std::vector<float>{1.5F, -2.25F}));
+  EXPECT_EQ(wide, (std::vector<double>{1.5, -2.25}));
+}
+
+class SafetensorsIndex : public Safetensors {
+ protected:
+  void SetUp() override {
+    Safetensors::SetUp();
+    write_file("one.safetensors", kOne, 1);
+    write_file("two.safetensors", R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})", 1);
+  }
+
+  std::string index(const std::string& weights) const {
     write_text("model.safetensors.index.json", "{\"weight_map\":" + weights + "}");
     return refusal();
-  };
-  EXPECT_EQ(index(R"({"a":"one.safetensors","b":"two.safetensors"})"), "");
-  EXPECT_NE(index(R"({"a":"one.safetensors","b":"one.safetensors"})"), "");
-  EXPECT_NE(index(R"({"a":"one.safetensors","c":"two.safetensors"})"), "");
-  EXPECT_NE(index(R"({"a":"one.safetensors","b":"three.safetensors"})"), "");
-  const std::string outside = "../" + directory_.filename().string() + "/two.safetensors";
-  EXPECT_NE(index("{\"a\":\"one.safetensors\",\"b\":\"" + outside + "\"}"), "");
-  EXPECT_NE(index("{\"a\":\"" + (directory_ / "one.safetensors").string() + "\"}"), "");
-  EXPECT_NE(index(R"({"a":"..","b":"two.safetensors"})"), "");
-  EXPECT_NE(index(R"({"a":1})"), "");
-  EXPECT_NE(index("{}"), "");
-  EXPECT_NE(index("[]"), "");
+  }
+
+  static constexpr const char* kOne = R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+};
+
+TEST_F(SafetensorsIndex, RefusesWhatDoesNotFitItsShards) {
+  EXPECT_REASON(index(R"({"a":"one.safetensors","b":"two.safetensors"})"), "");
+  EXPECT_REASON(index(R"({"a":"one.safetensors","b":"one.safetensors"})"),
+                "tensor \"b\" is in one.safetensors, which lacks it");
+  EXPECT_REASON(index(R"({"a":"one.safetensors","c":"two.safetensors"})"),
+                "tensor \"c\" is in two.safetensors, which lacks it");
+  EXPECT_REASON(index(R"({"a":"one.safetensors","b":"three.safetensors"})"), "three.safetensors");
   fs::copy_file(directory_ / "one.safetensors", directory_ / "copy.safetensors");
-  EXPECT_NE(index(R"({"a":"one.safetensors","b":"copy.safetensors"})"), "");
+  EXPECT_REASON(index(R"({"a":"one.safetensors","b":"copy.safetensors"})"), "which one counts?");
+  write_file("more.safetensors",
+             R"({"b":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},)"
+             R"("c":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}})",
+             2);
+  EXPECT_REASON(index(R"({"a":"one.safetensors","b":"more.safetensors"})"),
+                "holds tensor \"c\", which model.safetensors.index.json does not name");
+  write_text("one.safetensors", "");
+  EXPECT_REASON(index(R"({"a":"one.safetensors","b":"two.safetensors"})"), "too few for a header");
+}
+
+TEST_F(SafetensorsIndex, RefusesWhatIsNoIndex) {
+  EXPECT_REASON(index(R"({"a":1})"), "tensor \"a\" has no file name");
+  EXPECT_REASON(index("{}"), "wanted a weight_map");
+  EXPECT_REASON(index("[]"), "wanted a weight_map");
+  EXPECT_REASON(index(R"({"a":"one.safetensors","a":"two.safetensors"})"), "names \"a\" twice");
+  EXPECT_REASON(index("{\"a\":" + std::string(100000, '[')), "more than 8 deep");
+  write_text("model.safetensors.index.json", "weights");
+  EXPECT_REASON(refusal(), "is not JSON");
+  write_text("model.safetensors.index.json", "[]");
+  EXPECT_REASON(refusal(), "wanted a JSON object");
+  fs::resize_file(directory_ / "model.safetensors.index.json", 1U << 30U);  // sparse
+  EXPECT_REASON(refusal(), "1073741824 bytes");
+}
+
+TEST_F(SafetensorsIndex, RefusesFilesOutsideItsDirectory) {
+  const std::string outside = "../" + directory_.filename().string() + "/two.safetensors";
+  const char* reason = "shards must be files of the same directory";
+  EXPECT_REASON(index("{\"a\":\"one.safetensors\",\"b\":\"" + outside + "\"}"), reason);
+  EXPECT_REASON(index("{\"a\":\"" + (directory_ / "one.safetensors").string() + "\"}"), reason);
+  EXPECT_REASON(index(R"({"a":"..","b":"two.safetensors"})"), reason);
+  EXPECT_REASON(index(R"({"a":".","b":"two.safetensors"})"), reason);
+  EXPECT_REASON(index(R"({"a":"","b":"two.safetensors"})"), reason);
+  EXPECT_REASON(index(R"({"a":"one.safetensors\u0000x"})"), reason);
+
+  const fs::path elsewhere = directory_ / "elsewhere";
+  fs::create_directories(elsewhere);
+  fs::rename(directory_ / "one.safetensors", elsewhere / "one.safetensors");
+  fs::create_symlink("elsewhere/one.safetensors", directory_ / "one.safetensors");
+  const std::string both = R"({"a":"one.safetensors","b":"two.safetensors"})";
+  EXPECT_REASON(index(both), "outside its directory: copy the file there");
+  fs::remove(directory_ / "one.safetensors");
+  fs::rename(elsewhere / "one.safetensors", directory_ / "other.safetensors");
+  fs::create_symlink("other.safetensors", directory_ / "one.safetensors");
+  EXPECT_REASON(index(both), "");  // a link that stays inside
+  fs::remove(directory_ / "one.safetensors");
+  fs::create_symlink("one.safetensors", directory_ / "one.safetensors");
+  EXPECT_REASON(index(both), "cannot open");  // a link to itself
+}
+
+// The cache of Hugging Face's hub: snapshots of links into one folder of files.
+TEST_F(SafetensorsIndex, ReadsTheLayoutOfTheHubsCache) {
+  const fs::path snapshot = directory_ / "models--x--y/snapshots/0123abcd";
+  const fs::path blobs = directory_ / "models--x--y/blobs";
+  fs::create_directories(snapshot);
+  fs::create_directories(blobs);
+  for (const char* name : {"one.safetensors", "two.safetensors"}) {
+    fs::rename(directory_ / name, blobs / name);
+    fs::create_symlink(fs::path("../../blobs") / name, snapshot / name);
+  }
+  std::ofstream(snapshot / "model.safetensors.index.json")
+      << R"({"weight_map":{"a":"one.safetensors","b":"two.safetensors"}})";
+  EXPECT_EQ(SafetensorsReader(snapshot).entries().size(), 2U);
 }
 
 class ModelTensors : public Safetensors {
  protected:
+  static bool is_head(const SafetensorsWriter::Declaration& declaration) {
+    return declaration.name == "lm_head.weight";
+  }
+
   // Writes a checkpoint of the tiny Qwen2 (tied where asked), changed by `change`.
   std::string judge(bool is_tied,
                     const std::function<void(std::vector<SafetensorsWriter::Declaration>&)>& change,
@@ -252,7 +410,11 @@ class ModelTensors : public Safetensors {
     for (const auto& declaration : declarations) {
       const float value = declaration.name == "lm_head.weight" ? head_value : 0.5F;
       const std::vector<float> values(static_cast<std::size_t>(declaration.shape.size()), value);
-      writer.write(declaration.name, {values.data(), DType::f32, declaration.shape});
+      const std::vector<std::int64_t> zeros(values.size());
+      const bool is_real = declaration.dtype == DType::f32 || declaration.dtype == DType::bf16;
+      writer.write(declaration.name,
+                   is_real ? ConstTensorView{values.data(), DType::f32, declaration.shape}
+                           : ConstTensorView{zeros.data(), declaration.dtype, declaration.shape});
     }
     writer.finish();
     try {
@@ -270,16 +432,38 @@ TEST_F(ModelTensors, AcceptsExactlyTheModel) {
 }
 
 TEST_F(ModelTensors, NamesMissingExtraAndMisshapenTensors) {
-  EXPECT_NE(judge(false, [](auto& all) { all.erase(all.begin() + 2); })
-                .find("model.layers.0.self_attn.q_proj.weight"),
-            std::string::npos);
-  EXPECT_NE(judge(false,
-                  [](auto& all) {
-                    all.push_back({"other", DType::f32, {1}});
-                  })
-                .find("other"),
-            std::string::npos);
-  EXPECT_NE(judge(false, [](auto& all) { all[0].shape = {24, 50}; }), "");
+  EXPECT_REASON(judge(false, [](auto& all) { all.erase(all.begin() + 2); }),
+                "lacks model.layers.0.self_attn.q_proj.weight");
+  EXPECT_REASON(judge(false, [](auto& all) { all.erase(all.begin() + 2, all.begin() + 10); }),
+                "and 5 more");
+  EXPECT_REASON(judge(false, [](auto& all) { std::erase_if(all, is_head); }),
+                "lacks lm_head.weight");
+  for (const char* name : {"other",
+                           "model.layers.2.mlp.up_proj.weight",
+                           "model.layers.0.self_attn.o_proj.bias",
+                           "model.layers.0.self_attn.q_norm.weight",
+                           "model.layers.0.mixer.sink",
+                           "rotary_emb.inv_freq.old",
+                           "model.xrotary_emb.inv_freq"}) {
+    EXPECT_REASON(judge(false,
+                        [&](auto& all) {
+                          all.push_back({name, DType::f32, {1}});
+                        }),
+                  (std::string("also holds ") + name).c_str());
+  }
+  EXPECT_REASON(judge(false,
+                      [](auto& all) {
+                        all[0].shape = {24, 50};
+                      }),
+                "model.embed_tokens.weight is float32 [24, 50], config.json asks for [50, 24]");
+  EXPECT_REASON(judge(false, [](auto& all) { all[1].shape = {24, 1}; }), "asks for [24]");
+}
+
+TEST_F(ModelTensors, RefusesIntegers) {
+  for (const DType type : {DType::i64, DType::i32, DType::u8}) {
+    EXPECT_REASON(judge(false, [&](auto& all) { all[0].dtype = type; }),
+                  "tensor model.embed_tokens.weight is");
+  }
 }
 
 TEST_F(ModelTensors, AcceptsEqualHeadsAndInverseFrequencies) {
@@ -291,8 +475,18 @@ TEST_F(ModelTensors, AcceptsEqualHeadsAndInverseFrequencies) {
   EXPECT_EQ(judge(true, head), "");
   EXPECT_EQ(judge(true, narrow), "");
   EXPECT_EQ(judge(true, frequencies), "");
-  EXPECT_NE(judge(true, head, 0.25F), "");
-  EXPECT_NE(judge(true, narrow, 0.25F), "");
+  EXPECT_EQ(judge(false, frequencies), "");
+  for (const char* name : {"rotary_emb.inv_freq", "model.rotary_emb.inv_freq"}) {
+    EXPECT_EQ(judge(true, [&](auto& all) { all.push_back({name, DType::f32, {2}}); }), "");
+  }
+  const char* reason = "lm_head.weight differs from it: set tie_word_embeddings to false";
+  EXPECT_REASON(judge(true, head, 0.25F), reason);
+  EXPECT_REASON(judge(true, narrow, 0.25F), reason);
+  EXPECT_REASON(judge(true,
+                      [](auto& all) {
+                        all.push_back({"lm_head.weight", DType::f32, {24, 50}});
+                      }),
+                reason);
 }
 
 }  // namespace

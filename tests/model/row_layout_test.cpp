@@ -28,7 +28,8 @@ class Place final : public Communicator {
     fail("alone");
   }
 
-  Pending start_exchange(const std::vector<Message>&, const std::vector<Message>&) override {
+  Pending start_exchange(const std::vector<RankMessage>&,
+                         const std::vector<RankMessage>&) override {
     fail("alone");
   }
 

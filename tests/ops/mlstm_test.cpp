@@ -135,31 +135,33 @@ TEST(Mlstm, AFreshRowOfNoTokensLeavesTheEmptyState) {
   EXPECT_WITHIN(out.m, std::vector<double>(2, -std::numeric_limits<double>::infinity()), 0.0);
 }
 
-// Two sequences and an inactive one, a token at a time.
+// Two of three sequences, in another order than their states, a token at a time.
 void compare_steps(DType dtype, double bound) {
   const MlstmShape s{.heads = 4, .states = 4, .v_heads = 2, .head_dim = 6};
   constexpr std::int64_t kTokens = 150;
+  const std::vector<std::int32_t> order = {2, 0};
   std::vector<MlstmCase> cases;
   for (const std::uint64_t seed : {1, 2, 3}) {
     cases.push_back(MlstmCase(s, {kTokens}, MlstmStart::carried, seed).rounded(dtype));
   }
-  const auto batch = static_cast<std::int64_t>(cases.size());
+  const auto held = static_cast<std::int64_t>(cases.size());
+  const auto rows = static_cast<std::int64_t>(order.size());
   Memory memory;
-  const Tensor c = empty(memory, dtype, {batch, s.states, s.head_dim, s.head_dim});
-  const Tensor n = empty(memory, dtype, {batch, s.states, s.head_dim});
-  const Tensor m = empty(memory, dtype, {batch, s.states});
-  const Tensor q = empty(memory, dtype, {batch, s.heads, s.head_dim});
-  const Tensor h = empty(memory, dtype, {batch, s.heads, s.head_dim});
-  const Tensor k = empty(memory, dtype, {batch, s.states, s.head_dim});
-  const Tensor v = empty(memory, dtype, {batch, s.v_heads, s.head_dim});
-  const Tensor i_gate = empty(memory, dtype, {batch, s.states});
-  const Tensor f_gate = empty(memory, dtype, {batch, s.states});
-  const Tensor active = tensor_of<std::uint8_t>(memory, {1, 0, 1});
+  const Tensor c = empty(memory, dtype, {held, s.states, s.head_dim, s.head_dim});
+  const Tensor n = empty(memory, dtype, {held, s.states, s.head_dim});
+  const Tensor m = empty(memory, dtype, {held, s.states});
+  const Tensor q = empty(memory, dtype, {rows, s.heads, s.head_dim});
+  const Tensor h = empty(memory, dtype, {rows, s.heads, s.head_dim});
+  const Tensor k = empty(memory, dtype, {rows, s.states, s.head_dim});
+  const Tensor v = empty(memory, dtype, {rows, s.v_heads, s.head_dim});
+  const Tensor i_gate = empty(memory, dtype, {rows, s.states});
+  const Tensor f_gate = empty(memory, dtype, {rows, s.states});
+  const Tensor sequences = tensor_of<std::int32_t>(memory, order);
   const auto copy = [](const TensorView& to, const ConstTensorView& from) {
     std::memcpy(to.data, from.data, to.bytes());
   };
   std::vector<MlstmOutputs> want;
-  for (std::int64_t b = 0; b < batch; ++b) {
+  for (std::int64_t b = 0; b < held; ++b) {
     const MlstmCase& test = cases[static_cast<std::size_t>(b)];
     copy(c.rows(b, b + 1), test.c);
     copy(n.rows(b, b + 1), test.n);
@@ -168,13 +170,13 @@ void compare_steps(DType dtype, double bound) {
   }
   CpuStream stream;
   for (std::int64_t t = 0; t < kTokens; ++t) {
-    for (std::int64_t b = 0; b < batch; ++b) {
-      const MlstmCase& test = cases[static_cast<std::size_t>(b)];
-      copy(q.rows(b, b + 1), test.q.rows(t, t + 1));
-      copy(k.rows(b, b + 1), test.k.rows(t, t + 1));
-      copy(v.rows(b, b + 1), test.v.rows(t, t + 1));
-      copy(i_gate.rows(b, b + 1), test.i_gate.rows(t, t + 1));
-      copy(f_gate.rows(b, b + 1), test.f_gate.rows(t, t + 1));
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const MlstmCase& test = cases[static_cast<std::size_t>(order[static_cast<std::size_t>(row)])];
+      copy(q.rows(row, row + 1), test.q.rows(t, t + 1));
+      copy(k.rows(row, row + 1), test.k.rows(t, t + 1));
+      copy(v.rows(row, row + 1), test.v.rows(t, t + 1));
+      copy(i_gate.rows(row, row + 1), test.i_gate.rows(t, t + 1));
+      copy(f_gate.rows(row, row + 1), test.f_gate.rows(t, t + 1));
     }
     const MlstmStep op{.h = h,
                        .c = c,
@@ -185,13 +187,13 @@ void compare_steps(DType dtype, double bound) {
                        .v = v,
                        .i_gate = i_gate,
                        .f_gate = f_gate,
-                       .active = active};
+                       .sequences = sequences};
     op.check();
     run(stream, op);
-    EXPECT_CLOSE(h.rows(0, 1), want[0].h.rows(t, t + 1), bound);
-    EXPECT_WITHIN(
-        h.rows(1, 2), std::vector<double>(static_cast<std::size_t>(s.heads * s.head_dim), 0), 0);
-    EXPECT_CLOSE(h.rows(2, 3), want[2].h.rows(t, t + 1), bound);
+    for (std::int64_t row = 0; row < rows; ++row) {
+      const auto sequence = static_cast<std::size_t>(order[static_cast<std::size_t>(row)]);
+      EXPECT_CLOSE(h.rows(row, row + 1), want[sequence].h.rows(t, t + 1), bound);
+    }
   }
   for (const std::int64_t b : {0, 2}) {
     EXPECT_CLOSE(c.rows(b, b + 1), want[static_cast<std::size_t>(b)].c, bound);

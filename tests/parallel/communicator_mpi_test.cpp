@@ -221,8 +221,8 @@ TEST(MpiCommunicator, ExchangeMatchesMessagesInOrderWithSelfAndEmptyOnes) {
   const auto stream = [](int to, int which) {
     return 10 * static_cast<std::uint64_t>(to) + static_cast<std::uint64_t>(which);
   };
-  std::vector<Message> sends;
-  std::vector<Message> receives;
+  std::vector<RankMessage> sends;
+  std::vector<RankMessage> receives;
   buffers.reserve(6 * static_cast<std::size_t>(ranks));
   for (int peer = 0; peer < ranks; ++peer) {
     for (int which = 0; which < 3; ++which) {

@@ -107,22 +107,16 @@ class ShippedModel {
   }
 
   std::vector<GeneratedAnswer> generated(const std::vector<RegisterProblem>& all) {
-    std::vector<GeneratedAnswer> answers;
-    const std::int64_t capacity = length(all.front());
-    Generator generator(device_.context(), decoder_, kBatch, capacity);
-    GenerateOptions options{.max_new_tokens = static_cast<std::int64_t>(all.front().answer.size()),
-                            .stop_ids = {RegisterVocabulary().end_of_text()}};
-    for (std::size_t first = 0; first < all.size(); first += kBatch) {
-      std::vector<std::vector<std::int32_t>> prompts;
-      for (std::size_t i = first; i < std::min(all.size(), first + kBatch); ++i) {
-        prompts.push_back(all[i].prompt);
-      }
-      for (GeneratedAnswer& answer : generate(
-               device_.context(), generator, prompts, static_cast<std::int64_t>(first), options)) {
-        answers.push_back(std::move(answer));
-      }
+    std::vector<GenerateRequest> requests;
+    for (const RegisterProblem& problem : all) {
+      requests.push_back({.prompt = problem.prompt});
     }
-    return answers;
+    Generator generator(device_.context(), decoder_, kBatch);
+    return generate(device_.context(),
+                    generator,
+                    requests,
+                    {.max_new_tokens = static_cast<std::int64_t>(all.front().answer.size()),
+                     .stop_ids = {RegisterVocabulary().end_of_text()}});
   }
 
  private:

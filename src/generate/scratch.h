@@ -1,0 +1,54 @@
+// Activations of generation: one buffer for each use, kept from token to token.
+#pragma once
+
+#include <map>
+
+#include "model/context.h"
+
+namespace bifocal {
+
+// What a buffer is for. Buffers of one use are never needed at the same time.
+enum class Use : std::uint8_t {
+  ids,
+  positions,
+  cos,
+  sin,
+  x,
+  normed,
+  q,
+  k,
+  v,
+  pinned_k,
+  pinned_v,
+  near,
+  lse,
+  feature_q,
+  feature_k,
+  i_gate,
+  f_gate,
+  far,
+  o_gate,
+  mixed,
+  delta,
+  gate,
+  up,
+  weight,
+  hidden,
+  logits,
+};
+
+// Buffers grow by doubling, so that prompts of all lengths leave less than the largest's memory
+// behind, and a step that is no longer than the steps before it allocates nothing.
+class Scratch {
+ public:
+  explicit Scratch(Memory& memory) : memory_(&memory) {}
+
+  // Elements are undefined; valid until the next call for the same use.
+  TensorView take(Use use, DType dtype, const Shape& shape);
+
+ private:
+  Memory* memory_;
+  std::map<Use, Tensor> buffers_;
+};
+
+}  // namespace bifocal
