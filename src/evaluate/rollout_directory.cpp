@@ -128,7 +128,7 @@ void RolloutDirectory::check_run_file(const Json& settings, const Json& origin) 
     write_file_atomically(file, run.dump(1) + "\n");
   }
   has_other_commits_ = std::any_of(origins.begin(), origins.end(), [&](const Json& other) {
-    return other.value("commit", "") != origin.at("commit");
+    return other.value("commit", "") != origin.at("commit").get<std::string>();
   });
 }
 

@@ -27,11 +27,12 @@ using Json = nlohmann::json;
 const std::string kDirectory = BIFOCAL_SOURCE_DIR "/tests/data/tokenizers/";
 
 // Read once for all tests.
-const Tokenizer& tokenizer(const std::string& name) {
+const Tokenizer& tokenizer(std::string_view name) {
   static std::map<std::string, std::unique_ptr<Tokenizer>> read;
-  std::unique_ptr<Tokenizer>& found = read[name];
+  const std::string key(name);
+  std::unique_ptr<Tokenizer>& found = read[key];
   if (!found) {
-    found = read_tokenizer(kDirectory + name);
+    found = read_tokenizer(kDirectory + key);
   }
   return *found;
 }

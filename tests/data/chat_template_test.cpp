@@ -101,7 +101,7 @@ void expect_hashes(const std::string& name, const std::string& key, const char* 
       text += fmt::format("{}{}-{}", separator, begin, end);
       separator = " ";
     }
-    ASSERT_EQ(sha256_hex(text), line.at(key)) << line.at("messages").dump();
+    ASSERT_EQ(sha256_hex(text), line.at(key).get<std::string>()) << line.at("messages").dump();
   }
 }
 

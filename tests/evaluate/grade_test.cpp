@@ -63,8 +63,8 @@ TEST(Gsm8kGraders, AgreeWithPythonsRegularExpressions) {
     const auto text = item["text"].get<std::string>();
     const std::string strict = gsm8k_filter(text, Gsm8kFilter::strict_match);
     const std::string flexible = gsm8k_filter(text, Gsm8kFilter::flexible_extract);
-    EXPECT_EQ(strict, item["strict"]) << item["text"];
-    EXPECT_EQ(flexible, item["flexible"]) << item["text"];
+    EXPECT_EQ(strict, item["strict"].get<std::string>()) << item["text"];
+    EXPECT_EQ(flexible, item["flexible"].get<std::string>()) << item["text"];
     EXPECT_EQ(gsm8k_normalize(text), item["normalized"]) << item["text"];
     EXPECT_EQ(gsm8k_normalize(strict), item["normalized_strict"]) << item["text"];
     EXPECT_EQ(gsm8k_normalize(flexible), item["normalized_flexible"]) << item["text"];
