@@ -107,7 +107,7 @@ std::string normalize_symbols(std::string_view answer) {
   std::string text = replace_all(std::string(answer), "\xe2\x88\x92", "-");
   text = replace_all(unwrap_fonts(std::move(text)), "{,}", ",");
   text = noise.replace(text, -1);
-  return replace_all(replace_all(std::move(text), "\\dfrac", "\\frac"), "\\tfrac", "\\frac");
+  return replace_all(replace_all(text, "\\dfrac", "\\frac"), "\\tfrac", "\\frac");
 }
 
 // \frac{1}{2} and \frac12 as 1/2.
