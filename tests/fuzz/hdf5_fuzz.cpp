@@ -18,6 +18,9 @@ namespace {
 void read_shard(const std::string& path) {
   constexpr std::int64_t kMostTokens = 1 << 16;
   const bifocal::TokenFile file(path);
+  const std::int64_t documents = std::min(file.documents(), kMostTokens);
+  std::vector<std::int64_t> offsets(static_cast<std::size_t>(documents) + 1);
+  file.read_offsets(0, offsets);
   const auto tokens = static_cast<std::size_t>(std::min(file.tokens(), kMostTokens));
   std::vector<std::int32_t> ids(tokens);
   std::vector<std::uint8_t> keep(tokens);
