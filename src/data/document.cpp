@@ -195,20 +195,22 @@ Document DocumentReader::read_messages(const Json& line) const {
   if (array.is_array() && array.empty()) {
     return {};
   }
-  ChatIds encoded = encode_chat(chat(), *options_.tokenizer, messages_of(array), false);
+  const ChatTemplate& written = chat();  // before the tokenizer is used: it may be missing
+  ChatIds encoded = encode_chat(written, *options_.tokenizer, messages_of(array), false);
   return {std::move(encoded.ids), std::move(encoded.keep)};
 }
 
 // A conversation whose prompt is given: assistant turns of the prompt do not count.
 Document DocumentReader::read_conversation(const Json& prompt, const Json& completion) const {
+  const ChatTemplate& written = chat();  // before the tokenizer is used: it may be missing
   std::vector<Message> messages = messages_of(prompt);
-  const ChatIds asked = encode_chat(chat(), *options_.tokenizer, messages, true);
+  const ChatIds asked = encode_chat(written, *options_.tokenizer, messages, true);
   std::vector<Message> answers = messages_of(completion);
   BIFOCAL_REQUIRE(answers.front().role == "assistant",
                   "[document] a completion should begin with the assistant, got {}",
                   answers.front().role);
   std::ranges::move(answers, std::back_inserter(messages));
-  ChatIds encoded = encode_chat(chat(), *options_.tokenizer, messages, false);
+  ChatIds encoded = encode_chat(written, *options_.tokenizer, messages, false);
   const bool continues = !asked.ids.empty() && encoded.ids.size() > asked.ids.size() &&
                          std::equal(asked.ids.begin(), asked.ids.end(), encoded.ids.begin());
   BIFOCAL_REQUIRE(continues,
