@@ -1,10 +1,8 @@
 // rollouts, grade and compare from outside, with the register machine's models: a run that is
 // killed and taken up again, refusals, and the way from problems to a plot.
 #include <algorithm>
-#include <array>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <fcntl.h>
 #include <filesystem>
 #include <fstream>
@@ -19,6 +17,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/file.h"
+#include "support/program.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal::test {
@@ -28,26 +27,6 @@ namespace {
 namespace fs = std::filesystem;
 
 const std::string kMachine = std::string(BIFOCAL_SOURCE_DIR) + "/data/register-machine/";
-
-struct Outcome {
-  int exit_code = -1;
-  std::string text;  // stdout and stderr
-};
-
-Outcome run_program(const std::string& arguments) {
-  const std::string line = std::string("\"") + BIFOCAL_BINARY + "\" " + arguments + " 2>&1";
-  std::FILE* pipe = popen(line.c_str(), "r");
-  EXPECT_NE(pipe, nullptr);
-  Outcome outcome;
-  std::array<char, 4096> buffer{};
-  for (std::size_t count = 1; count > 0;) {
-    count = std::fread(buffer.data(), 1, buffer.size(), pipe);
-    outcome.text.append(buffer.data(), count);
-  }
-  const int status = pclose(pipe);
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return outcome;
-}
 
 // Starts the program, waits until the file has so many lines, and kills it as the kernel does.
 void run_and_kill(const std::vector<std::string>& arguments,

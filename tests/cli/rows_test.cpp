@@ -12,8 +12,6 @@
 namespace bifocal {
 namespace {
 
-const std::string kProgram = std::string("\"") + BIFOCAL_BINARY + "\" ";
-
 // Two tokenised sources and a mixture of them.
 class TwoSources : public ::testing::Test {
  protected:
@@ -29,7 +27,7 @@ class TwoSources : public ::testing::Test {
          {"synth register-machine " + options + " --seed 1 --output " + lines,
           "tokenize " + lines + " --vocabulary 128 --held-out 0.1 --output " +
               directory_.path(name)}) {
-      const test::Outcome outcome = test::run_command(kProgram + command);
+      const test::Outcome outcome = test::run_program(command);
       ASSERT_EQ(outcome.exit_code, 0) << outcome.text;
     }
   }
@@ -41,8 +39,7 @@ class TwoSources : public ::testing::Test {
   }
 
   test::Outcome run(const std::string& command) const {
-    return test::run_command(kProgram + command + " --data.mixture " +
-                             directory_.path("mixture.toml"));
+    return test::run_program(command + " --data.mixture " + directory_.path("mixture.toml"));
   }
 
   test::TemporaryDirectory directory_;
@@ -66,7 +63,7 @@ TEST_F(TwoSources, AreRefusedBesideAPlainList) {
   const test::Outcome outcome = run("rows --data.train x");
   EXPECT_EQ(outcome.exit_code, 1);
   EXPECT_TRUE(outcome.says("[config] data.train and data.mixture both name data")) << outcome.text;
-  const test::Outcome none = test::run_command(kProgram + "rows");
+  const test::Outcome none = test::run_program("rows");
   EXPECT_EQ(none.exit_code, 1);
   EXPECT_TRUE(none.says("set data.train or data.mixture")) << none.text;
 }

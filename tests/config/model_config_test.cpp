@@ -1,12 +1,12 @@
 // Mixer settings: presets, memory, overrides, checks.
 #include "config/model_config.h"
 
-#include <functional>
 #include <utility>
 
 #include <gtest/gtest.h>
 
 #include "core/error.h"
+#include "support/error_of.h"
 
 namespace bifocal {
 namespace {
@@ -21,14 +21,7 @@ ModelConfig qwen3_4b() {
   return model;
 }
 
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
+using test::error_of;
 
 TEST(ModelConfig, PresetsOfQwen3HaveTheArticlesWindowsAndMemory) {
   const ModelConfig model = qwen3_4b();

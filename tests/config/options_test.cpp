@@ -11,6 +11,7 @@
 
 #include "config/documentation.h"
 #include "core/error.h"
+#include "support/error_of.h"
 
 namespace bifocal {
 namespace {
@@ -22,13 +23,10 @@ const Option& option_of(const std::string& key) {
 }
 
 std::string error_of(const std::string& key, const OptionValue& value) {
-  RunConfig config;
-  try {
+  return test::error_of([&] {
+    RunConfig config;
     set_value(option_of(key), value, "here", config);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(Options, EveryOptionHasAUniqueKeyOfItsSectionHelpAndAValidDefault) {

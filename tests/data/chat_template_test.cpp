@@ -12,6 +12,7 @@
 #include "core/error.h"
 #include "core/sha256.h"
 #include "data/json_lines.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
@@ -30,15 +31,7 @@ constexpr const char* kLlama3Text =
     R"( ~ turn.content | trim ~ '<|eot_id|>' }}{%- endfor %}{%- if add_generation_prompt %})"
     R"({{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %})";
 
-template <class Function>
-std::string error_of(const Function& function) {
-  try {
-    function();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
+using test::error_of;
 
 std::vector<Json> conversations() {
   std::vector<Json> lines;

@@ -11,19 +11,13 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "support/compress.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
 namespace {
 
-std::string fault_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
+using test::error_of;
 
 TEST(JsonLines, BadLinesNameTheByteAndStayShort) {
   const std::vector<std::pair<std::string, std::string>> cases = {
@@ -39,7 +33,7 @@ TEST(JsonLines, BadLinesNameTheByteAndStayShort) {
       {"{\"a\": \"" + std::string(100000, 'x'), "missing closing quote"},
   };
   for (const auto& [line, wanted] : cases) {
-    const std::string fault = fault_of([&] { parse_json_line(line); });
+    const std::string fault = error_of([&] { parse_json_line(line); });
     EXPECT_TRUE(fault.starts_with("[json_lines] ")) << fault;
     const bool is_cut = fault.ends_with("..");
     EXPECT_TRUE(fault.find(wanted) != std::string::npos || is_cut) << fault;
@@ -49,9 +43,9 @@ TEST(JsonLines, BadLinesNameTheByteAndStayShort) {
 
 TEST(JsonLines, DeepNestingIsHarmless) {
   const std::string deep(1000000, '[');
-  EXPECT_NE(fault_of([&] { parse_json_line(deep); }), "");
+  EXPECT_NE(error_of([&] { parse_json_line(deep); }), "");
   const auto value = parse_json_line(deep + std::string(deep.size(), ']'));
-  EXPECT_NE(fault_of([&] { int32_array(value); }).find("got array"), std::string::npos);
+  EXPECT_NE(error_of([&] { int32_array(value); }).find("got array"), std::string::npos);
 }
 
 TEST(JsonLines, IntegersMustFit32Bits) {
@@ -67,7 +61,7 @@ TEST(JsonLines, IntegersMustFit32Bits) {
                             "[[1]]",
                             "{}",
                             "1"}) {
-    EXPECT_NE(fault_of([&] { int32_array(parse_json_line(array)); }), "") << array;
+    EXPECT_NE(error_of([&] { int32_array(parse_json_line(array)); }), "") << array;
   }
 }
 
@@ -78,14 +72,14 @@ TEST(JsonLines, VisitsLinesThatAreNotBlankAndNamesTheirNumbers) {
                         test::zstd("\xef\xbb\xbf"
                                    "1\r\n\n \t\r\n2\n[3"));
   std::vector<std::int64_t> seen;
-  const std::string fault = fault_of([&] {
+  const std::string fault = error_of([&] {
     for_each_json_line(
         path, [&](const nlohmann::json& value) { seen.push_back(value.get<std::int64_t>()); });
   });
   EXPECT_EQ(seen, (std::vector<std::int64_t>{1, 2}));
   EXPECT_NE(fault.find(fmt::format("({}:5)", path)), std::string::npos) << fault;
   write_file_atomically(path, "\"text\"\n");
-  const std::string type = fault_of([&] {
+  const std::string type = error_of([&] {
     for_each_json_line(
         path, [&](const nlohmann::json& value) { seen.push_back(value.get<std::int64_t>()); });
   });

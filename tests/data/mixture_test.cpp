@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
@@ -26,12 +27,7 @@ weight = 0.5
 )";
 
 std::string fault(const std::string& text) {
-  try {
-    parse_mixture(text, "FILE", "dir");
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of([&] { parse_mixture(text, "FILE", "dir"); });
 }
 
 TEST(Mixture, ReadsSourcesWithPathsRelativeToTheFile) {

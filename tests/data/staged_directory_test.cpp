@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
@@ -19,12 +20,7 @@ namespace fs = std::filesystem;
 class StagedDirectoryTest : public testing::Test {
  protected:
   std::string fault(const std::string& name) const {
-    try {
-      const StagedDirectory directory(name);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_of([&] { const StagedDirectory directory(name); });
   }
 
   test::TemporaryDirectory directory_;

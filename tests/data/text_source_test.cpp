@@ -2,7 +2,6 @@
 #include "data/text_source.h"
 
 #include <filesystem>
-#include <functional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,6 +13,7 @@
 #include "core/file.h"
 #include "core/random.h"
 #include "support/compress.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
@@ -22,14 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using Lines = std::vector<std::string>;
 
-std::string fault_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
-}
+using test::error_of;
 
 class TextSource : public testing::Test {
  protected:
@@ -57,7 +50,7 @@ class TextSource : public testing::Test {
   std::pair<std::string, std::size_t> fault_in(const std::string& bytes) const {
     const std::string path = write("file", bytes);
     std::size_t count = 0;
-    const std::string fault = fault_of([&] {
+    const std::string fault = error_of([&] {
       LineReader reader(path);
       for (std::string line; reader.next(line);) {
         ++count;
@@ -197,7 +190,7 @@ TEST_F(TextSource, LinesUpToTheLimitAreRead) {
   EXPECT_TRUE(reader.next(line));
   EXPECT_EQ(line, "abcdef");
   EXPECT_EQ(
-      fault_of([&] { reader.next(line); }),
+      error_of([&] { reader.next(line); }),
       fmt::format("[text_source] {}:3: the line is longer than 6 bytes: split the document", path));
 }
 
@@ -253,7 +246,7 @@ TEST_F(TextSource, WordsThatNameNothingOrTheSameAreRefused) {
     for (const std::string& name : names) {
       words.push_back(directory_.path(name));
     }
-    return fault_of([&] { find_text_files(words); });
+    return error_of([&] { find_text_files(words); });
   };
   EXPECT_NE(fault({"none.jsonl"}).find("no file or directory"), std::string::npos);
   EXPECT_NE(fault({"*.zst"}).find("nothing matches"), std::string::npos);
@@ -262,9 +255,9 @@ TEST_F(TextSource, WordsThatNameNothingOrTheSameAreRefused) {
   EXPECT_NE(fault({"d"}).find("link to nothing"), std::string::npos) << fault({"d"});
   fs::remove(directory_.path("d/link.jsonl"));
   EXPECT_NE(fault({"d"}).find("holds no *.jsonl"), std::string::npos) << fault({"d"});
-  EXPECT_NE(fault_of([&] { LineReader reader(directory_.path("none")); }).find("cannot open"),
+  EXPECT_NE(error_of([&] { LineReader reader(directory_.path("none")); }).find("cannot open"),
             std::string::npos);
-  EXPECT_NE(fault_of([&] { LineReader reader(directory_.path("d")); }).find("cannot read"),
+  EXPECT_NE(error_of([&] { LineReader reader(directory_.path("d")); }).find("cannot read"),
             std::string::npos);
 }
 

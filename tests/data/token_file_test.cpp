@@ -14,6 +14,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/random.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
@@ -74,15 +75,12 @@ std::vector<std::uint8_t> all_keep(const TokenFile& file) {
 
 // The text of the error that opening and reading the file throws; empty without one.
 std::string fault(const std::string& path) {
-  try {
+  return test::error_of([&] {
     const TokenFile file(path);
     all_offsets(file);
     all_ids(file);
     all_keep(file);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  });
 }
 
 TEST(TokenFile, GivesBackEveryDocument) {

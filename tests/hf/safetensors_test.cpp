@@ -14,6 +14,7 @@
 #include "hf/hf_config.h"
 #include "hf/hf_shapes.h"
 #include "hf/model_tensors.h"
+#include "support/error_of.h"
 
 namespace bifocal {
 namespace {
@@ -50,12 +51,7 @@ class Safetensors : public ::testing::Test {
   }
 
   std::string refusal() const {
-    try {
-      const SafetensorsReader reader(directory_);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_of([&] { const SafetensorsReader reader(directory_); });
   }
 
   fs::path directory_;
@@ -417,12 +413,7 @@ class ModelTensors : public Safetensors {
                            : ConstTensorView{zeros.data(), declaration.dtype, declaration.shape});
     }
     writer.finish();
-    try {
-      check_model_tensors(SafetensorsReader(directory_), table);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return "";
+    return test::error_of([&] { check_model_tensors(SafetensorsReader(directory_), table); });
   }
 };
 

@@ -6,6 +6,7 @@
 #include "core/error.h"
 #include "hf/hf_config.h"
 #include "hf/hf_shapes.h"
+#include "support/error_of.h"
 
 namespace bifocal {
 namespace {
@@ -24,12 +25,7 @@ PlanInputs qwen3_4b_run(const std::string& preset, int ranks) {
 }
 
 std::string error_of(const PlanInputs& inputs) {
-  try {
-    make_plan(inputs);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of([&] { make_plan(inputs); });
 }
 
 bool contains(const std::string& text, const std::string& part) {
