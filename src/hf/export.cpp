@@ -38,6 +38,7 @@ class StagingDirectory {
  public:
   explicit StagingDirectory(const fs::path& output)
       : path_(output.string() + fmt::format(".{}.tmp", ::getpid())) {
+    fs::remove_all(path_);  // left by a killed process that had this id
     fs::create_directories(path_);
   }
 

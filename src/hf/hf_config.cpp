@@ -1,13 +1,12 @@
 // Reading config.json of base models and students.
 #include "hf/hf_config.h"
 
-#include <cmath>
-
 #include <fmt/format.h>
 
 #include "core/error.h"
 #include "hf/json_fields.h"
 #include "hf/refusals.h"
+#include "hf/size_limits.h"
 #include "hf/strict_json.h"
 
 namespace bifocal {
@@ -74,7 +73,6 @@ RopeScaling parse_rope_object(const JsonFields& rope) {
 
 // theta stands as rope_theta (older) or inside rope_parameters; where both speak they must agree.
 Rope parse_rope(const JsonFields& config, Family family) {
-  Rope rope;
   std::optional<double> theta;
   if (config.has("rope_theta")) {
     theta = config.positive("rope_theta");
@@ -115,18 +113,8 @@ Rope parse_rope(const JsonFields& config, Family family) {
                     outer,
                     scaling->original_max_position);
   }
-  rope.theta = theta.value_or(10000.0);
-  rope.scaling = scaling.value_or(RopeScaling{});
-  return rope;
+  return {theta.value_or(10000.0), scaling.value_or(RopeScaling{})};
 }
-
-// The largest sizes that are believed: far above any model, and low enough that nothing which is
-// counted from them (elements, bytes of all layers) leaves 64 bits, and no list by layer is huge.
-constexpr std::size_t kMostConfigBytes = 16U << 20U;
-constexpr std::int64_t kMostVocabulary = 1LL << 26;
-constexpr std::int64_t kMostWidth = 1LL << 22;  // hidden, intermediate, heads * head_dim
-constexpr std::int64_t kMostLayers = 1LL << 14;
-constexpr std::int64_t kMostHeadDim = 1LL << 14;
 
 void parse_shape(const JsonFields& config, ModelConfig& model) {
   model.vocabulary = config.integer("vocab_size", 1, kMostVocabulary);

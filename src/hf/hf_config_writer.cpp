@@ -1,5 +1,6 @@
 // Writing config.json of students and of base models.
 #include <algorithm>
+#include <string_view>
 
 #include "core/error.h"
 #include "hf/hf_config.h"

@@ -115,8 +115,7 @@ std::string model_card(const ExportOptions& options) {
         "model = AutoModelForCausalLM.from_pretrained(PATH, trust_remote_code=True)\n"
         "tokenizer = AutoTokenizer.from_pretrained(PATH)\n```\n\nPATH is this directory, whose "
         "Python files are the code. The cache of generate() does not grow with the context, save "
-        "in "
-        "layers of full attention.\n";
+        "in layers of full attention.\n";
   }
   if (!options.configuration.empty()) {
     card += "\n## Run configuration\n\n```toml\n" + options.configuration;

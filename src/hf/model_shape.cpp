@@ -9,6 +9,8 @@
 #include "core/file.h"
 #include "hf/hf_config.h"
 #include "hf/json_fields.h"
+#include "hf/size_limits.h"
+#include "hf/strict_json.h"
 
 namespace bifocal {
 
@@ -19,7 +21,7 @@ std::optional<std::int64_t> find_size(const JsonFields& config,
                                       std::initializer_list<const char*> names) {
   for (const char* name : names) {
     if (config.has(name)) {
-      return config.integer(name, 1);
+      return config.integer(name, 1, kMostWidth);
     }
   }
   return std::nullopt;
@@ -50,9 +52,14 @@ ModelConfig parse_sizes(const JsonFields& config,
                         const std::string& type) {
   ModelConfig model;
   model.vocabulary =
-      config.has("vocab_size") ? config.integer("vocab_size", 1) : outer.integer("vocab_size", 1);
+      (config.has("vocab_size") ? config : outer).integer("vocab_size", 1, kMostVocabulary);
   model.hidden = size_of_config(config, {"hidden_size", "n_embd", "d_model"});
   model.layers = size_of_config(config, {"num_hidden_layers", "n_layer", "num_layers"});
+  BIFOCAL_REQUIRE(model.layers <= kMostLayers,
+                  "[config] {}: {} layers are more than {}: check the sizes",
+                  config.where(),
+                  model.layers,
+                  kMostLayers);
   model.heads = size_of_config(config, {"num_attention_heads", "n_head", "num_heads"});
   model.kv_heads = find_size(config, {"num_key_value_heads", "num_kv_heads"}).value_or(model.heads);
   model.intermediate =
@@ -64,6 +71,12 @@ ModelConfig parse_sizes(const JsonFields& config,
                   model.heads,
                   model.kv_heads,
                   model.head_dim);
+  BIFOCAL_REQUIRE(model.head_dim <= kMostHeadDim && model.attention_width() <= kMostWidth,
+                  "[config] {}: {} heads of width {} are wider than {}: check the sizes",
+                  config.where(),
+                  model.heads,
+                  model.head_dim,
+                  kMostWidth);
   model.tied = config.has("tie_word_embeddings") ? config.is_true("tie_word_embeddings")
                                                  : outer.is_true("tie_word_embeddings");
   model.qk_norm =
@@ -182,7 +195,9 @@ ModelShape parse_model_shape(const std::string& text, const std::string& where) 
 ModelShape read_model_shape(const std::filesystem::path& path) {
   const std::filesystem::path file =
       std::filesystem::is_directory(path) ? path / "config.json" : path;
-  return parse_model_shape(read_file(file), file.string());
+  return parse_model_shape(
+      read_small_file(file, kMostConfigBytes, fmt::format("[config] {}", file.string())),
+      file.string());
 }
 
 }  // namespace bifocal

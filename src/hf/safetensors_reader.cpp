@@ -1,5 +1,6 @@
 // Safetensors files as read-only mappings.
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 #include <fcntl.h>
 #include <limits>
@@ -43,7 +44,7 @@ class Mapping {
     const bool known = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
     size_ = known ? static_cast<std::size_t>(status.st_size) : 0;
     void* data = MAP_FAILED;
-    if (size_ > 0) {
+    if (size_ >= kPrefix) {  // less is refused below, and a mapping would be left behind
       data = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, descriptor, 0);
     }
     const int code = errno;
@@ -128,7 +129,7 @@ std::pair<SafetensorsEntry, Range> parse_entry(const std::string& name,
   BIFOCAL_REQUIRE(type.has_value(),
                   "[safetensors] {}: type {} is not supported: convert it to BF16, F16, F32 or F64",
                   where,
-                  type_name);
+                  type_name.substr(0, 32));
   const Json& offsets = json["data_offsets"];
   BIFOCAL_REQUIRE(offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() &&
                       offsets[1].is_number_unsigned(),
@@ -215,21 +216,17 @@ std::map<std::string, std::string> read_index(const fs::path& index) {
       read_small_file(index, kMaxHeader, where), where, {.depth = 8, .items = 1024});
   BIFOCAL_REQUIRE(
       json.contains("weight_map") && json["weight_map"].is_object() && !json["weight_map"].empty(),
-      "[safetensors] {}: wanted a weight_map of tensor and file names",
-      index.string());
+      "{}: wanted a weight_map of tensor and file names",
+      where);
   std::map<std::string, std::string> files;
   for (const auto& [tensor, value] : json["weight_map"].items()) {
-    BIFOCAL_REQUIRE(value.is_string(),
-                    "[safetensors] {}: tensor \"{}\" has no file name",
-                    index.string(),
-                    tensor);
+    BIFOCAL_REQUIRE(value.is_string(), "{}: tensor \"{}\" has no file name", where, tensor);
     const auto name = value.get<std::string>();
     const bool plain = !name.empty() && name != "." && name != ".." &&
                        name.find('/') == std::string::npos && name.find('\0') == std::string::npos;
     BIFOCAL_REQUIRE(plain,
-                    "[safetensors] {}: tensor \"{}\" lies in {}: shards must be files of the same "
-                    "directory",
-                    index.string(),
+                    "{}: tensor \"{}\" lies in {}: shards must be files of the same directory",
+                    where,
                     tensor,
                     shown(value));
     files.emplace(tensor, name);

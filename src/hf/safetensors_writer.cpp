@@ -69,7 +69,13 @@ class OutputFile {
   }
 
   void publish() {
-    fs::rename(temporary_, final_);
+    std::error_code error;
+    fs::rename(temporary_, final_, error);
+    BIFOCAL_REQUIRE(!error,
+                    "[safetensors] cannot rename {} to {}: {}",
+                    temporary_.string(),
+                    final_.string(),
+                    error.message());
     is_published_ = true;
   }
 

@@ -73,7 +73,8 @@ Json parse_strict_json(std::string_view text, const std::string& where, const Js
   try {
     json = Json::parse(text.begin(), text.end(), check);
   } catch (const typename Json::exception& error) {
-    fail("{} is not JSON: {}", where, error.what());
+    constexpr std::size_t kMostReason = 300;  // the parser quotes a token whole, however long
+    fail("{} is not JSON: {}", where, std::string_view(error.what()).substr(0, kMostReason));
   }
   BIFOCAL_REQUIRE(json.is_object(), "{}: wanted a JSON object", where);
   return json;

@@ -87,7 +87,8 @@ def assert_same_answer(model, prompt, got, wanted):
     follows differs: only such a tie excuses a difference."""
     if got == wanted:
         return
-    at = next(i for i, (left, right) in enumerate(zip(got, wanted)) if left != right)
+    at = next((i for i, (left, right) in enumerate(zip(got, wanted)) if left != right), None)
+    assert at is not None, f"{len(got)} tokens came, {len(wanted)} were wanted, and the shorter begins the longer"
     logits = logits_of(model, prompt + wanted[:at])[-1]
     gap = (logits[got[at]] - logits[wanted[at]]).abs() / logits.abs().max()
     assert gap <= 2 * LOGIT_TOLERANCE, f"token {at} is {got[at]}, wanted {wanted[at]}: their logits are {gap:.3g} apart"
@@ -104,10 +105,10 @@ def padded(prompts, pad=0):
 
 
 def generate(model, ids, mask=None, new_tokens=200, **options):
-    """What transformers answers, greedily unless told otherwise, [B, new tokens]."""
+    """What transformers answers, greedily and past end tokens unless told otherwise, [B, new tokens]."""
     import torch
 
-    options = {"do_sample": False, "pad_token_id": 0, **options}
+    options = {"do_sample": False, "pad_token_id": 0, "min_new_tokens": new_tokens, **options}
     mask = torch.ones_like(ids) if mask is None else mask
-    answer = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, min_new_tokens=new_tokens, **options)
+    answer = model.generate(ids, attention_mask=mask, max_new_tokens=new_tokens, **options)
     return answer[:, ids.shape[1] :]

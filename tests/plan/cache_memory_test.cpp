@@ -129,5 +129,16 @@ TEST(CacheMemory, SequencesFillWhatTheWeightsLeave) {
   EXPECT_EQ(sequences_that_fit(100.0, 140.0, 20.0), 0);
 }
 
+TEST(ModelShape, SizesBeyondBeliefAreRefused) {
+  for (const auto& [key, value] : {std::pair{"num_hidden_layers", std::int64_t{1000000000}},
+                                   {"hidden_size", std::int64_t{1} << 40},
+                                   {"head_dim", std::int64_t{1} << 20}}) {
+    Json json = testing::qwen3_4b();
+    json["model_type"] = "another";
+    json[key] = value;
+    EXPECT_THROW(parse(json), Error) << key;
+  }
+}
+
 }  // namespace
 }  // namespace bifocal

@@ -101,6 +101,7 @@ class BifocalConfig(PretrainedConfig):
                 and mixer["sink"] in ("none", "learned", "tokens")
                 and states in ("none", "kv", "query")
                 and mixer["mix"] in ("gate", "sum")
+                and mixer["sink_tokens"] >= 0
                 and pins == (mixer["sink_tokens"] > 0)
                 and not (window == 0 and (states == "none" or mixer["sink"] != "none"))
                 and not (window == "full" and (states != "none" or mixer["sink"] != "none"))

@@ -276,6 +276,11 @@ class BifocalDecoderLayer(nn.Module):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
+def wants_dict(config, return_dict):
+    """Whether forward returns an output object: the argument, or where there is none the configuration, decides."""
+    return getattr(config, "return_dict", True) if return_dict is None else return_dict
+
+
 class BifocalPreTrainedModel(PreTrainedModel):
     config_class = BifocalConfig
     base_model_prefix = "model"
@@ -373,7 +378,7 @@ class BifocalModel(BifocalPreTrainedModel):
             hidden_states=(*hidden_states, x) if output_hidden_states else None,
             **{CACHE: memory if use_cache else None},
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if wants_dict(self.config, return_dict) else output.to_tuple()
 
     @staticmethod
     def _valid(attention_mask, seen, x):
@@ -441,6 +446,7 @@ class BifocalForCausalLM(BifocalPreTrainedModel, GenerationMixin):
             use_cache=use_cache,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
+            return_dict=True,
             cache=cache,
         )
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
@@ -451,7 +457,7 @@ class BifocalForCausalLM(BifocalPreTrainedModel, GenerationMixin):
         output = CausalLMOutputWithPast(
             loss=loss, logits=logits, hidden_states=outputs.hidden_states, **{CACHE: getattr(outputs, CACHE)}
         )
-        return output if return_dict is not False else output.to_tuple()
+        return output if wants_dict(self.config, return_dict) else output.to_tuple()
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs, *args, **kwargs):
         """generate() calls this for the cache it will use."""
