@@ -20,7 +20,8 @@ constexpr std::int64_t kMemoryTokens = 1000;  // after so many the process shoul
 // Where answers go: JSON lines into a file or to standard output.
 class AnswerSink {
  public:
-  explicit AnswerSink(const std::string& path) {
+  // Empties the file: to be called when nothing can be refused any more.
+  void open(const std::string& path) {
     if (path.empty()) {
       return;
     }
@@ -42,11 +43,7 @@ class AnswerSink {
 class Answers {
  public:
   Answers(const GenerateCommand& command, const ModelFiles& files, std::vector<Prompt> prompts)
-      : command_(command),
-        files_(files),
-        prompts_(std::move(prompts)),
-        sink_(command.output),
-        console_(true, stderr) {
+      : command_(command), files_(files), prompts_(std::move(prompts)), console_(true, stderr) {
     for (std::size_t i = 0; i < prompts_.size(); ++i) {
       for (std::int64_t sample = 0; sample < command.samples; ++sample) {
         requests_.push_back({prompts_[i].ids, requests_.size()});
@@ -75,6 +72,7 @@ class Answers {
       warning.see(static_cast<std::int64_t>(prompt.ids.size()));
     }
     Generator generator(context, model.decoder(), batch);
+    sink_.open(command_.output);
     watch_.restart();
     generate(context,
              generator,
@@ -127,6 +125,7 @@ class Answers {
 
   // Answers are written in the order of their requests.
   void finish(std::int64_t request, const GeneratedAnswer& answer) {
+    console_.live("");  // answers may go to the same terminal
     of(request).end = watch_.seconds();
     of(request).answer = answer;
     ++finished_;
@@ -225,7 +224,9 @@ void run_generate(const GenerateCommand& command, const RunConfig& run_config) {
 void add_prompt_options(CLI::App& app, GenerateCommand& command) {
   app.add_option("--prompt", command.prompts, "Text to continue; may be repeated");
   app.add_option("--user", command.users, "A user's turn to answer; may be repeated");
-  app.add_option("--system", command.system, "System message of --user and --interactive");
+  app.add_option("--system",
+                 command.system,
+                 "System message of chats that have none: --user, messages and --interactive");
   app.add_option("--input",
                  command.input,
                  "JSON lines with prompt, messages or prompt_ids, and id; -: standard input");

@@ -56,6 +56,7 @@ class Conversation {
         fmt::format("{} tokens, {}",
                     told,
                     format_tokens_per_second(static_cast<double>(told) / watch.seconds())));
+    console_.end_live();
     messages_.push_back({"assistant", text_of(answer, tokenizer_)});
     // The last token has not been read yet. One that ended the answer gives way to the end of turn.
     pending_.clear();
@@ -101,9 +102,10 @@ void run_interactive(const GenerateCommand& command,
                      Context context,
                      LoadedModel& model) {
   BIFOCAL_REQUIRE(command.prompts.empty() && command.users.empty() && command.input.empty() &&
-                      command.chat.empty() && command.output.empty() && command.samples == 1,
+                      command.chat.empty() && command.output.empty() && command.samples == 1 &&
+                      !command.text && command.limit == 0,
                   "[generate] --interactive reads turns from standard input and answers there: "
-                  "leave out other prompts, --output and --samples");
+                  "leave out other prompts, --output, --text, --limit and --samples");
   Conversation conversation(command, files, context, model);
   const bool is_terminal = isatty(STDIN_FILENO) != 0;
   if (is_terminal) {

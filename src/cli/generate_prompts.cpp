@@ -149,6 +149,8 @@ std::vector<Prompt> read_prompts(const GenerateCommand& command,
   std::vector<Prompt> prompts = PromptReader(command, files, vocabulary).read();
   BIFOCAL_REQUIRE(!prompts.empty(),
                   "[generate] no prompts: give --prompt, --user, --input, --chat or --interactive");
+  BIFOCAL_REQUIRE(command.system.empty() || std::ranges::any_of(prompts, &Prompt::is_chat),
+                  "[generate] --system is for chats, and no prompt is one: leave it out");
   return prompts;
 }
 

@@ -16,7 +16,6 @@ namespace {
 
 struct RolloutsCommand {
   GenerateCommand generate;  // input: the problems; output: the run directory
-  std::int64_t samples = 16;
 };
 
 // What the model computes: mixers, names and values of all parameters, and the rest of its
@@ -47,7 +46,7 @@ nlohmann::ordered_json settings_of(const RolloutsCommand& command,
           {"chat_template", files.has_chat_template() ? files.chat_template().name() : ""},
           {"system", generate.system},
           {"problems_sha256", problems.hash()},
-          {"samples", command.samples},
+          {"samples", command.generate.samples},
           {"max_new_tokens", sampling.max_new_tokens},
           {"temperature", sampling.temperature},
           {"top_k", sampling.top_k},
@@ -92,7 +91,7 @@ void run_rollouts(const RolloutsCommand& command, const RunConfig& run, const Mp
       *world,
       options.output,
       problems,
-      command.samples,
+      command.generate.samples,
       settings,
       {{"commit", BIFOCAL_COMMIT},
        {"model", options.model.empty() ? "untrained " + run.student.preset : options.model},
@@ -124,7 +123,7 @@ void run_rollouts(const RolloutsCommand& command, const RunConfig& run, const Mp
       *world,
       directory,
       problems,
-      command.samples,
+      command.generate.samples,
       answer,
       [&](std::int64_t drawn, std::int64_t of, std::int64_t tokens) {
         console.live(fmt::format("rank 0: {}/{} samples  {}", drawn, of, rate(tokens)));
@@ -148,6 +147,7 @@ void add_rollouts_command(CLI::App& app, const CommandContext& context) {
   const std::shared_ptr<ConfigOptions> config = ConfigOptions::add_to(*added);
   const auto command = std::make_shared<RolloutsCommand>();
   GenerateCommand& generate = command->generate;
+  generate.samples = 16;
   add_model_options(*added, generate);
   added
       ->add_option(
@@ -157,8 +157,9 @@ void add_rollouts_command(CLI::App& app, const CommandContext& context) {
       ->add_option(
           "--output", generate.output, "Directory of the run: new, empty, or to go on with")
       ->required();
-  added->add_option("--system", generate.system, "System message of problems with messages");
-  added->add_option("--samples", command->samples, "Answers to each problem")
+  added->add_option(
+      "--system", generate.system, "System message of problems whose messages have none");
+  added->add_option("--samples", generate.samples, "Answers to each problem")
       ->check(CLI::Range(std::int64_t{1}, kMostSamples))
       ->capture_default_str();
   add_sampling_options(*added, generate);

@@ -210,7 +210,7 @@ struct GroupOrder {
     double number = 0.0;
     const char* end = name.data() + name.size();
     const auto parsed = std::from_chars(name.data(), end, number);
-    const bool is_number = parsed.ec == std::errc() && parsed.ptr == end;
+    const bool is_number = parsed.ec == std::errc() && parsed.ptr == end && std::isfinite(number);
     return {is_number ? number : std::numeric_limits<double>::infinity(), name};
   }
 
@@ -289,6 +289,19 @@ SetSummary summarize(const GradedSet& set,
   return summary;
 }
 
+void warn_of_other_problems(const std::vector<GradedSet>& sets, Comparison& comparison) {
+  std::set<std::string> hashes;
+  for (const GradedSet& set : sets) {
+    hashes.insert(set.problems_sha256);
+  }
+  hashes.erase("");
+  if (hashes.size() > 1) {
+    comparison.warnings.emplace_back(
+        "the sets were graded with different problem files: only the ids say that problems are the "
+        "same");
+  }
+}
+
 void add_warnings(Comparison& comparison) {
   for (const SetSummary& set : comparison.sets) {
     const double share = static_cast<double>(set.cut_off) / static_cast<double>(set.answers);
@@ -344,6 +357,7 @@ Comparison compare_sets(const std::vector<GradedSet>& sets, const CompareOptions
     comparison.sets.push_back(summarize(sets[s], s, problems, options));
   }
   add_warnings(comparison);
+  warn_of_other_problems(sets, comparison);
   return comparison;
 }
 

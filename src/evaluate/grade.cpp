@@ -95,9 +95,13 @@ class Gsm8kGrader final : public TextGrader {
 
   Verdict grade(const EvaluationProblem& problem, const Rollout& rollout) const override {
     const std::string reference = gsm8k_normalize(reference_of(problem));
-    const std::string answer =
-        gsm8k_normalize(gsm8k_filter(cut_at_stops(text_of(rollout)), filter_));
-    return {answer == reference, answer};
+    const std::string found = gsm8k_filter(cut_at_stops(text_of(rollout)), filter_);
+    const std::string answer = gsm8k_normalize(found);
+    Verdict verdict{.correct = answer == reference};
+    if (found != kNothingMatches) {
+      verdict.extracted = answer;
+    }
+    return verdict;
   }
 
  private:
@@ -178,7 +182,7 @@ std::string gsm8k_filter(std::string_view text, Gsm8kFilter filter) {
   // that took part.
   static const Regex strict(R"(#### (\-?[0-9\.\,]+))");
   static const Regex flexible(R"((-?[$0-9.,]{2,})|(-?[0-9]+))");
-  std::string found = "[invalid]";
+  std::string found(kNothingMatches);
   if (filter == Gsm8kFilter::strict_match) {
     strict.for_each(text, [&](const RegexMatch& match) {
       found = match[1];

@@ -67,7 +67,10 @@ struct GraderOptions {
 // Throws Error naming these for any other name.
 std::unique_ptr<Grader> make_grader(std::string_view name, const GraderOptions& options = {});
 
-// What lm-evaluation-harness's filters make of an answer: "[invalid]" where nothing matches.
+// What lm-evaluation-harness's filters say where nothing matches.
+inline constexpr std::string_view kNothingMatches = "[invalid]";
+
+// What lm-evaluation-harness's filters make of an answer; kNothingMatches where nothing does.
 enum class Gsm8kFilter : std::uint8_t { strict_match, flexible_extract };
 std::string gsm8k_filter(std::string_view text, Gsm8kFilter filter);
 

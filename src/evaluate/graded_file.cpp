@@ -100,6 +100,7 @@ void parse_header(const nlohmann::json& line, GradedSet& set) {
                   line.value("version", 0),
                   kVersion);
   set.name = line.at("name").get<std::string>();
+  set.problems_sha256 = line.value("problems_sha256", "");
   set.graders = line.at("graders").get<std::vector<std::string>>();
   BIFOCAL_REQUIRE(!set.graders.empty(), "[grade] wanted at least one grader, got none");
 }
@@ -113,7 +114,7 @@ GradedSet grade_rollouts(const std::string& name,
                          const std::string& group_by,
                          bool partial) {
   BIFOCAL_REQUIRE(!graders.empty(), "[grade] wanted at least one grader, got none");
-  GradedSet set{.name = name};
+  GradedSet set{.name = name, .problems_sha256 = problems.hash()};
   for (const auto& grader : graders) {
     BIFOCAL_REQUIRE(std::ranges::find(set.graders, grader->name()) == set.graders.end(),
                     "[grade] the grader {} is given twice",
@@ -155,8 +156,11 @@ void write_graded(const std::filesystem::path& path, const GradedSet& set) {
   const auto dump = [](const Json& json) {
     return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   };
-  std::string text = dump(
-      {{"format", kFormat}, {"version", kVersion}, {"name", set.name}, {"graders", set.graders}});
+  std::string text = dump({{"format", kFormat},
+                           {"version", kVersion},
+                           {"name", set.name},
+                           {"graders", set.graders},
+                           {"problems_sha256", set.problems_sha256}});
   for (const GradedSample& sample : set.samples) {
     text += dump(sample_line(set, sample));
   }

@@ -28,6 +28,7 @@ struct GradedSet {
   std::string name;                   // of what answered
   std::vector<std::string> graders;   // at least one
   std::vector<GradedSample> samples;  // by problem in the problem file's order, then by sample
+  std::string problems_sha256;        // of the problem file; empty: not known
 };
 
 // Grades every rollout. group_by: a field of the problems' lines that names their group; empty:

@@ -6,6 +6,7 @@
 #include <fstream>
 #include <sys/file.h>
 #include <unistd.h>
+#include <utility>
 
 #include <fmt/format.h>
 
@@ -73,6 +74,17 @@ RolloutDirectory::OpenFile::~OpenFile() {
   }
 }
 
+void RolloutDirectory::OpenFile::close() {
+  const int open = std::exchange(number, -1);
+  if (open < 0) {
+    return;
+  }
+  const bool is_stored = ::fsync(open) == 0;
+  const bool is_closed = ::close(open) == 0;
+  BIFOCAL_REQUIRE(
+      is_stored && is_closed, "[rollouts] writing a part failed: {}", std::strerror(errno));
+}
+
 void RolloutDirectory::open_on_rank_zero(const Json& settings, const Json& origin) {
   fs::create_directories(path_);
   lock_.number = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -84,7 +96,14 @@ void RolloutDirectory::open_on_rank_zero(const Json& settings, const Json& origi
   if (fs::exists(path_ / "run.json")) {
     check_run_file(settings, origin);
   } else {
-    BIFOCAL_REQUIRE(fs::is_empty(path_),
+    const bool is_new =
+        std::all_of(fs::directory_iterator(path_),
+                    fs::directory_iterator(),
+                    [](const fs::directory_entry& entry) {
+                      // Of a run that was killed here.
+                      return entry.path().filename().string().starts_with("run.json.tmp.");
+                    });
+    BIFOCAL_REQUIRE(is_new,
                     "[rollouts] {} holds files and is no run of rollouts: give an empty directory",
                     path_.string());
     const Json run{{"format", kFormat},
@@ -249,6 +268,13 @@ void RolloutDirectory::write_merged() {
 }
 
 void RolloutDirectory::merge() {
+  std::string error;
+  try {
+    part_.close();  // on a network file system others see what was written from then on
+  } catch (const Error& reason) {
+    error = reason.what();
+  }
+  require_all(*world_, error);
   world_->barrier();
   on_rank_zero(*world_, [&] { write_merged(); });
 }

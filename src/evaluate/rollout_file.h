@@ -85,6 +85,9 @@ class RolloutDirectory {
     OpenFile(const OpenFile&) = delete;
     OpenFile& operator=(const OpenFile&) = delete;
 
+    // What was written is on the disk then. Throws Error where it is not.
+    void close();
+
     int number = -1;
   };
 

@@ -9,7 +9,6 @@ namespace bifocal {
 
 // What a buffer is for. Buffers of one use are never needed at the same time.
 enum class Use : std::uint8_t {
-  ids,
   positions,
   cos,
   sin,

@@ -218,6 +218,7 @@ TEST_F(EvaluationCommands, NameWhatIsMissing) {
   expect_refusal(grade("none"), "cannot open");
   EXPECT_EQ(run_program("rollouts --model x").exit_code, 2);
   expect_refusal(rollouts("bifocal", "run", {{"--problems", path("none.jsonl")}}), "none.jsonl");
+  expect_refusal(rollouts("bifocal", "same", {{"--temperature", "0"}}), "would all be the same");
 }
 
 }  // namespace

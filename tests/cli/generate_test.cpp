@@ -288,7 +288,14 @@ TEST_F(GenerateCommandTest, EveryPresetSpeaksPastTheMaximumPosition) {
             std::string::npos);
 }
 
+TEST_F(GenerateCommandTest, RefusedCommandsLeaveEarlierAnswersAlone) {
+  write("kept", "old");
+  expect_error(answer("--prompt a --top-k 5 --output " + path("kept")), "draws nothing");
+  EXPECT_EQ(read_file(path("kept")), "old");
+}
+
 TEST_F(GenerateCommandTest, ErrorsNameThePromptAndTheWayOut) {
+  expect_error(answer("--prompt a --system b"), "--system is for chats");
   expect_error(answer(""), "no prompts");
   expect_error(answer("--prompt ''"), "prompt \"0\" is empty");
   expect_error(answer("--input -", R"({"id": 3, "prompt_ids": []})"), "prompt 3 is empty");

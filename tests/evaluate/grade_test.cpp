@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "evaluate/graded_file.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
@@ -145,12 +146,8 @@ class GradeFiles : public ::testing::Test {
 
   template <class Work>
   static void expect_error(const Work& work, const std::string& part) {
-    try {
-      work();
-      ADD_FAILURE() << "no error: " << part;
-    } catch (const Error& error) {
-      EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-    }
+    const std::string text = test::error_of(work);
+    EXPECT_NE(text.find(part), std::string::npos) << text;
   }
 
   test::TemporaryDirectory directory_;

@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "evaluate/rollouts.h"
+#include "support/error_of.h"
 #include "support/temporary_directory.h"
 
 namespace bifocal {
@@ -21,12 +22,8 @@ constexpr std::int64_t kSamples = 3;
 
 template <class Work>
 void expect_error(const Work& work, const std::string& part) {
-  try {
-    work();
-    ADD_FAILURE() << "no error: " << part;
-  } catch (const Error& error) {
-    EXPECT_NE(std::string(error.what()).find(part), std::string::npos) << error.what();
-  }
+  const std::string text = test::error_of(work);
+  EXPECT_NE(text.find(part), std::string::npos) << text;
 }
 
 TEST(RolloutLine, ReadsBackEqual) {

@@ -164,6 +164,22 @@ TEST_F(Decode, RefusesMissingCachesAndUnevenHeads) {
   EXPECT_THROW(run(stream_, op(make(DType::f32, 4, 8), false)), Error);
 }
 
+// Enough work for the threads to share it.
+TEST_F(Decode, ThreadsDoNotChangeABit) {
+  const Tensor q = normal(DType::f32, {2, 6, 32}, 1);
+  const Tensor first_k = normal(DType::f32, {900, 64}, 2);
+  const Tensor first_v = normal(DType::f32, {900, 64}, 3);
+  const Tensor second_k = normal(DType::f32, {700, 64}, 4);
+  const Tensor second_v = normal(DType::f32, {700, 64}, 5);
+  const std::vector<ConstTensorView> keys = {first_k, second_k};
+  const std::vector<ConstTensorView> values = {first_v, second_v};
+  const Tensor one = empty(DType::f32, {2, 6, 32});
+  const Tensor three = empty(DType::f32, {2, 6, 32});
+  with_threads(1, [&] { run(stream_, DecodeAttention{one, q, keys, values, {}}); });
+  with_threads(3, [&] { run(stream_, DecodeAttention{three, q, keys, values, {}}); });
+  EXPECT_SAME_BITS(three, one);
+}
+
 }  // namespace
 
 }  // namespace bifocal::test
