@@ -48,7 +48,11 @@ def files_of(path, split):
         return [path / entry["filename"] for entry in state["_data_files"]]
     files = sorted(file for file in path.rglob("*") if file.name.endswith(SUFFIXES))
     if split:
-        files = [file for file in files if file.name.startswith(split) or split in file.parent.parts]
+        files = [
+            file
+            for file in files
+            if file.name.startswith(split) or split in file.relative_to(path).parent.parts
+        ]
     require(files, f"[{path}] has no files {SUFFIXES}" + (f" of the split {split}" if split else ""))
     return files
 
@@ -139,7 +143,7 @@ class Mapping:
             return {"text": row[self.text]}
         prompt, completion = row[self.prompt], row[self.completion]
         if isinstance(prompt, list) and isinstance(completion, list):
-            return {"messages": messages_of(place, prompt) + messages_of(place, completion)}
+            return {"prompt": messages_of(place, prompt), "completion": messages_of(place, completion)}
         # An instruction's input follows it, as the sets of this form mean it.
         if self.prompt == "instruction" and row.get("input"):
             prompt = f"{prompt}\n\n{row['input']}"

@@ -1,6 +1,7 @@
 """JSON lines in plain, .gz and .zst files, and the documents that bifocal reads from them.
 
-A document is {"messages": [{"role", "content"}..]}, {"prompt", "completion"} or {"text"}.
+A document is {"messages": [{"role", "content"}..]}, {"prompt", "completion"} (texts, or lists of messages)
+or {"text"}.
 """
 
 import contextlib
@@ -10,12 +11,14 @@ import json
 import os
 import shutil
 import subprocess
+import zlib
 
 try:
     import zstandard
 except ImportError:
     zstandard = None
 
+ZSTD_ERRORS = () if zstandard is None else (zstandard.ZstdError,)
 ROLES = ("system", "user", "assistant")
 
 
@@ -50,7 +53,8 @@ def open_text(path):
     if name.endswith(".gz"):
         with gzip.open(path, "rt", encoding="utf-8") as file:
             yield file
-    elif name.endswith(".zst") and zstandard is not None:
+    elif name.endswith(".zst") and zstandard is not None and not shutil.which("zstd"):
+        # The command comes first: the package takes a file that was cut for one that ends.
         with open(path, "rb") as packed, zstandard.ZstdDecompressor().stream_reader(
             packed, read_across_frames=True
         ) as stream, io.TextIOWrapper(stream, encoding="utf-8") as file:
@@ -115,6 +119,8 @@ def read_objects(path):
                 yield f"{path}:{number}", value
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise DataError(f"[{path}:{number or 1}] wanted a JSON object: {error}") from error
+        except (OSError, EOFError, zlib.error, *ZSTD_ERRORS) as error:
+            raise DataError(f"[{path}:{number + 1}] cannot be read: {error}") from error
 
 
 def check_document(place, document):
@@ -125,11 +131,9 @@ def check_document(place, document):
         with_utf8 = value.encode("utf-8", errors="replace").decode("utf-8") == value
         require(with_utf8, f"[{place}] {key} holds half a surrogate pair")
 
-    keys = set(document)
-    if keys == {"messages"}:
-        messages = document["messages"]
-        require(isinstance(messages, list) and messages, f"[{place}] wanted a list of messages")
-        for message in messages:
+    def messages(key, value):
+        require(isinstance(value, list) and value, f"[{place}] wanted a list of messages as {key}")
+        for message in value:
             require(
                 isinstance(message, dict) and set(message) == {"role", "content"},
                 f"[{place}] wanted role and content in a message, came {message!r:.80}",
@@ -137,9 +141,14 @@ def check_document(place, document):
             role = message["role"]
             require(role in ROLES, f"[{place}] wanted one of the roles {ROLES}, came {role!r}")
             text("content", message["content"])
+
+    keys = set(document)
+    if keys == {"messages"}:
+        messages("messages", document["messages"])
     elif keys == {"prompt", "completion"}:
-        text("prompt", document["prompt"])
-        text("completion", document["completion"])
+        check = messages if isinstance(document["prompt"], list) else text
+        check("prompt", document["prompt"])
+        check("completion", document["completion"])
     elif keys == {"text"}:
         text("text", document["text"])
     else:

@@ -303,7 +303,7 @@ def check_weights(path, weights, dtype):
             back = bits.view(numpy.float32).reshape(rows.shape)
         else:
             back = numpy.frombuffer(raw[begin:end], dtype="<f4").reshape(rows.shape)
-        # bfloat16 keeps 8 bits: half a unit in the last place is 2^-9 of the leading power of 2.
+        # bfloat16 keeps 8 bits: half a unit in the last place is 2^-8 of the leading power of 2.
         bound = numpy.abs(rows) * 2.0**-8 if dtype == "bfloat16" else 0.0
         require(bool((numpy.abs(back - rows) <= bound).all()), f"{name} was not written faithfully")
 

@@ -35,7 +35,8 @@ RowSourceOptions row_options(const RunConfig& config, std::int64_t vocabulary, S
   return {.mixture = data_mixture(config),
           .split = split,
           .row_tokens = config.data.row_tokens,
-          .long_documents = config.data.longer == "drop" ? LongDocuments::drop : LongDocuments::cut,
+          .long_documents =
+              config.data.long_documents == "drop" ? LongDocuments::drop : LongDocuments::cut,
           .keep = config.data.keep == "assistant" ? Keep::assistant : Keep::all,
           .seed = static_cast<std::uint64_t>(config.data.seed),
           .vocabulary = vocabulary,

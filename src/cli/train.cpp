@@ -45,7 +45,7 @@ std::string identity_of(const RunConfig& config, const std::string& model_json) 
                       kRowOrder,
                       config.data.row_tokens,
                       config.data.seed,
-                      config.data.longer,
+                      config.data.long_documents,
                       config.data.keep);
   return sha256_hex(text);
 }

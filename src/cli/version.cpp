@@ -14,9 +14,9 @@
 #include <hdf5.h>
 #include <nlohmann/json.hpp>
 #include <openssl/crypto.h>
-#include <toml++/toml.h>
 
 #include "core/stream.h"
+#include "core/toml.h"
 #include "parallel/mpi_communicator.h"
 
 namespace bifocal {

@@ -46,7 +46,7 @@ std::string nearest(std::string_view name, const std::vector<std::string>& known
   });
 }
 
-std::string describe_range(const Range& range) {
+std::string describe_range(const ValueRange& range) {
   const std::string least =
       std::isinf(range.least)
           ? ""
@@ -121,7 +121,7 @@ std::string format_real(double value) {
 
 }  // namespace
 
-bool Range::contains(double value) const {
+bool ValueRange::contains(double value) const {
   const bool is_above = excludes_least ? value > least : value >= least;
   const bool is_below = excludes_most ? value < most : value <= most;
   return std::isfinite(value) && is_above && is_below;

@@ -13,7 +13,7 @@
 namespace bifocal {
 
 // Numbers that an option accepts. Infinities and NaN are never accepted.
-struct Range {
+struct ValueRange {
   double least = -std::numeric_limits<double>::infinity();
   double most = std::numeric_limits<double>::infinity();
   bool excludes_least = false;
@@ -38,7 +38,7 @@ struct Option {
   std::string key;  // "section.name"
   AnyField field;
   std::string help;                  // one line
-  Range range{};                     // of numbers
+  ValueRange range{};                // of numbers
   std::string unit{};                // "tokens"; empty: a plain number or word
   std::vector<std::string> words{};  // allowed texts; empty: any
 };

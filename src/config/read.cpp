@@ -7,9 +7,9 @@
 #include <fmt/format.h>
 
 #include "config/options.h"
-#include "config/toml.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/toml.h"
 
 namespace bifocal {
 

@@ -13,11 +13,11 @@ AnyField at(Section RunConfig::*section, T Section::*field) {
   return Field<T>([=](RunConfig& config) -> T& { return config.*section.*field; });
 }
 
-constexpr Range kNotNegative{.least = 0};
-constexpr Range kPositive{.least = 0, .excludes_least = true};
-constexpr Range kAtLeastOne{.least = 1};
-constexpr Range kShare{.least = 0, .most = 1};
-constexpr Range kBelowOne{.least = 0, .most = 1, .excludes_most = true};
+constexpr ValueRange kNotNegative{.least = 0};
+constexpr ValueRange kPositive{.least = 0, .excludes_least = true};
+constexpr ValueRange kAtLeastOne{.least = 1};
+constexpr ValueRange kShare{.least = 0, .most = 1};
+constexpr ValueRange kBelowOne{.least = 0, .most = 1, .excludes_most = true};
 
 std::vector<std::string> preset_words() {
   std::vector<std::string> words = preset_names();
@@ -149,7 +149,7 @@ OptionSection data_section() {
                .help = "seed of the order of the documents",
                .range = kNotNegative},
               {.key = "data.long",
-               .field = at(section, &Data::longer),
+               .field = at(section, &Data::long_documents),
                .help = "documents longer than a row: cut into rows and a rest, or kept out",
                .words = {"cut", "drop"}},
               {.key = "data.keep",

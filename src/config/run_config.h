@@ -53,8 +53,8 @@ struct RunConfig {
     std::int64_t row_tokens = 40960;
     std::int64_t rows_per_step = 8;
     std::int64_t seed = 0;
-    std::string longer = "cut";  // documents longer than a row: cut or drop
-    std::string keep = "all";    // all or assistant
+    std::string long_documents = "cut";  // documents longer than a row: cut or drop
+    std::string keep = "all";            // all or assistant
   } data;
 
   StageConfig align{.steps = 2500, .rate = 1e-2, .final_rate = 1e-5, .schedule = "cosine"};

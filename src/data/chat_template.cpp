@@ -259,6 +259,10 @@ ChatTemplate ChatTemplate::of_directory(const std::filesystem::path& directory) 
   const std::filesystem::path config = directory / "tokenizer_config.json";
   const nlohmann::json settings =
       std::filesystem::exists(config) ? read_json(config) : nlohmann::json::object();
+  BIFOCAL_REQUIRE(settings.is_object(),
+                  "[{}] wanted a JSON object, came {}",
+                  config.string(),
+                  settings.type_name());
   // transformers lets the file of its own win.
   const std::optional<std::string> found =
       std::filesystem::exists(own) ? std::optional(read_file(own))
@@ -318,14 +322,16 @@ ChatText ChatTemplate::render(std::span<const Message> messages, bool add_genera
 ChatIds encode_chat(const ChatTemplate& chat,
                     const Tokenizer& tokenizer,
                     std::span<const Message> messages,
-                    bool add_generation_prompt) {
+                    bool add_generation_prompt,
+                    std::size_t first_counted) {
   const ChatText text = chat.render(messages, add_generation_prompt);
   Encoding encoding = tokenizer.encode_with_ends(text.text);
   const auto ranges = normalized_ranges(tokenizer, text);
 
   ChatIds result{.ids = std::move(encoding.ids), .keep = {}};
   result.keep.assign(result.ids.size(), 0);
-  auto range = ranges.begin();
+  BIFOCAL_ASSERT(first_counted <= ranges.size());
+  auto range = ranges.begin() + static_cast<std::ptrdiff_t>(first_counted);
   for (std::size_t token = 1; token < result.ids.size(); ++token) {
     const std::int64_t begin = encoding.ends[token - 1];
     const std::int64_t end = encoding.ends[token];

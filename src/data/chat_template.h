@@ -66,10 +66,12 @@ struct ChatIds {
 };
 
 // The whole text is encoded at once: ids equal those of apply_chat_template(tokenize=True). Special
-// tokens written in a content count as such, as they do there.
+// tokens written in a content count as such, as they do there. Assistant turns before the
+// first_counted-th do not count.
 ChatIds encode_chat(const ChatTemplate& chat,
                     const Tokenizer& tokenizer,
                     std::span<const Message> messages,
-                    bool add_generation_prompt);
+                    bool add_generation_prompt,
+                    std::size_t first_counted = 0);
 
 }  // namespace bifocal

@@ -204,19 +204,14 @@ Document DocumentReader::read_messages(const Json& line) const {
 Document DocumentReader::read_conversation(const Json& prompt, const Json& completion) const {
   const ChatTemplate& written = chat();  // before the tokenizer is used: it may be missing
   std::vector<Message> messages = messages_of(prompt);
-  const ChatIds asked = encode_chat(written, *options_.tokenizer, messages, true);
+  const auto asked = static_cast<std::size_t>(
+      std::ranges::count(messages, std::string_view("assistant"), &Message::role));
   std::vector<Message> answers = messages_of(completion);
   BIFOCAL_REQUIRE(answers.front().role == "assistant",
                   "[document] a completion should begin with the assistant, got {}",
                   answers.front().role);
   std::ranges::move(answers, std::back_inserter(messages));
-  ChatIds encoded = encode_chat(written, *options_.tokenizer, messages, false);
-  const bool continues = !asked.ids.empty() && encoded.ids.size() > asked.ids.size() &&
-                         std::equal(asked.ids.begin(), asked.ids.end(), encoded.ids.begin());
-  BIFOCAL_REQUIRE(continues,
-                  "[document] the chat template does not write the completion behind the prompt: "
-                  "give the conversation as messages");
-  std::fill_n(encoded.keep.begin(), asked.ids.size() - 1, std::uint8_t{0});
+  ChatIds encoded = encode_chat(written, *options_.tokenizer, messages, false, asked);
   return {std::move(encoded.ids), std::move(encoded.keep)};
 }
 

@@ -6,10 +6,10 @@
 #include <sstream>
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include "core/error.h"
 #include "core/file.h"
+#include "core/toml.h"
 
 namespace bifocal {
 

@@ -19,10 +19,10 @@ struct Mixture {
 };
 
 // A TOML file with one table [[source]] per source: name, paths (a text or a list of texts,
-// relative to the file's directory) and weight (a number of at least 0; 0 leaves the source out).
-// Throws Error with file and line for an unknown, missing or repeated key, a wrong type, two
-// sources of one name, a source without a path, weights that sum to zero, and a path that does not
-// exist.
+// relative to the file's directory) and weight (a number of at least 0; 0 draws nothing from the
+// source, which must be there all the same). Throws Error with file and line for an unknown,
+// missing or repeated key, a wrong type, two sources of one name, a source without a path, weights
+// that sum to zero, and a path that does not exist.
 Mixture read_mixture(const std::filesystem::path& file);
 
 // The same for text at hand; `origin` stands in error texts where the file's name would. Does not

@@ -162,7 +162,7 @@ void RowPacker::begin_epoch(std::size_t index) {
                   "data.row_tokens, or set data.long = \"cut\"",
                   sources_[index].name,
                   options_.row_tokens);
-  ++state_.counts.sources[index].epoch;
+  ++source.epoch;
   source.next = 0;
   source.drawn = 0;
   if (options_.whole_epochs) {
@@ -174,7 +174,7 @@ void RowPacker::begin_epoch(std::size_t index) {
 void RowPacker::draw(std::size_t index) {
   SourceState& source = state_.sources[index];
   SourceCounts& counts = state_.counts.sources[index];
-  const auto [document, length] = orders_[index].at(counts.epoch, source.next);
+  const auto [document, length] = orders_[index].at(source.epoch, source.next);
   if (length > options_.row_tokens) {
     if (options_.long_documents == LongDocuments::drop) {
       counts.dropped += 1;
@@ -207,6 +207,7 @@ Piece RowPacker::take(std::size_t index, std::int64_t room, bool at_random) {
   const Pending pending = pool[chosen];
   source.pool.erase(source.pool.begin() + static_cast<std::ptrdiff_t>(chosen));
   SourceCounts& counts = state_.counts.sources[index];
+  counts.epoch = source.epoch;
   counts.documents += pending.begin == 0 ? 1 : 0;
   counts.tokens += pending.length;
   for (const std::size_t other : active_) {

@@ -49,7 +49,7 @@ struct SourceCounts {
   std::int64_t cut = 0;             // documents longer than a row that were cut
   std::int64_t dropped = 0;         // documents longer than a row that were kept out
   std::int64_t dropped_tokens = 0;  // in those
-  std::int64_t epoch = 0;           // from 0: the pass over the documents that is being drawn from
+  std::int64_t epoch = 0;           // from 0: the pass over the documents of the last piece
 
   bool operator==(const SourceCounts&) const = default;
 };
@@ -78,8 +78,8 @@ struct RowPlan {
 // another, fills the row best, or every second time, while all of them fit, a random one. A bounded
 // number of documents is pending, drawn in a pseudo-random order of the source's documents that
 // each epoch has anew; a source's next epoch begins when all pieces of the one before lie in rows.
-// All memory is bounded by constants times the number of
-// sources; the rows are a function of the lengths and the options alone.
+// All memory is bounded by constants times the number of sources; the rows are a function of the
+// lengths and the options alone.
 class RowPacker {
  public:
   // Where the packer stands; enough to continue from there.
@@ -104,6 +104,7 @@ class RowPacker {
   };
 
   struct SourceState {
+    std::int64_t epoch = 0;     // that is being drawn from; its pieces alone are in the pool
     std::int64_t next = 0;      // place in the epoch's order of the document to draw
     std::int64_t cut = 0;       // its tokens that are drawn already
     std::int64_t drawn = 0;     // pieces drawn in this epoch

@@ -44,14 +44,14 @@ std::string rows_text(const RowReport& report) {
 std::string lengths_text(const RowReport& report) {
   std::size_t powers = 0;
   std::string text = fmt::format("\n{:<23}", "documents by tokens");
-  for (const SourceReport& source : report.sources) {
+  for (const RowSourceReport& source : report.sources) {
     text += fmt::format("{:>14}", source.size.name);
     powers = std::max(powers, source.lengths.size());
   }
   for (std::size_t power = 0; power < powers; ++power) {
     const std::int64_t least = std::int64_t{1} << power;
     text += fmt::format("\n{:>9} to {:<10}", least, 2 * least - 1);
-    for (const SourceReport& source : report.sources) {
+    for (const RowSourceReport& source : report.sources) {
       text += fmt::format(
           "{:>14}", power < source.lengths.size() ? format_count(source.lengths[power]) : "0");
     }

@@ -11,7 +11,7 @@
 
 namespace bifocal {
 
-struct SourceReport {
+struct RowSourceReport {
   SourceSize size;
   SourceCounts counts;                // of the rows
   std::vector<std::int64_t> lengths;  // [i]: documents of 2^i to 2^(i+1) - 1 tokens in the source
@@ -24,7 +24,7 @@ struct RowReport {
   std::int64_t pieces = 0;           // documents and parts of cut ones
   std::int64_t full_rows = 0;        // rows without padding
   std::int64_t largest_padding = 0;  // tokens, of one row
-  std::vector<SourceReport> sources;
+  std::vector<RowSourceReport> sources;
 };
 
 // Of rows [0, rows), rows > 0, of row_tokens tokens. Reads the lengths of all documents, no ids.

@@ -252,9 +252,9 @@ class ZstdDecoder final : public Decoder {
  public:
   explicit ZstdDecoder(RawFile& raw) : Decoder(raw), stream_(ZSTD_createDStream()) {
     BIFOCAL_REQUIRE(stream_ != nullptr, "[text_source] zstd: no memory");
-    // Archives made with --long=31 are common; their window is allocated only where it is asked
-    // for.
-    constexpr int kWindowLog = 31;
+    // Archives made with --long=27 to 29 are read; a window is allocated as the file asks for it,
+    // so more would let a few bytes take gigabytes.
+    constexpr int kWindowLog = 29;
     check(ZSTD_DCtx_setParameter(stream_, ZSTD_d_windowLogMax, kWindowLog));
   }
 

@@ -225,6 +225,8 @@ TEST_F(ChatDirectory, RefusesOthersWithAReason) {
   EXPECT_NE(refusal().find("date"), std::string::npos) << refusal();
   write_config({{"chat_template", std::string(kChatmlText) + " "}});
   EXPECT_NE(refusal().find("unknown"), std::string::npos) << refusal();
+  write_config(Json::array());
+  EXPECT_NE(refusal().find("wanted a JSON object"), std::string::npos) << refusal();
   std::ofstream(directory_.path("tokenizer_config.json")) << "{";
   EXPECT_NE(refusal().find("wanted JSON"), std::string::npos) << refusal();
 }

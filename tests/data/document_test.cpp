@@ -9,6 +9,7 @@
 
 #include "core/error.h"
 #include "support/byte_tokenizer.h"
+#include "support/error_of.h"
 
 namespace bifocal {
 namespace {
@@ -31,12 +32,7 @@ Document read(const std::string& line, const DocumentOptions& with = options()) 
 }
 
 std::string fault(const std::string& line, const DocumentOptions& with = options()) {
-  try {
-    read(line, with);
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "";
+  return test::error_of([&] { read(line, with); });
 }
 
 // The tokens that a document's mask predicts, as text.
@@ -160,9 +156,10 @@ TEST(Document, RefusalsSayWhatWasWanted) {
       {R"({"ids": [1, -3]})", "got -3"},
       {R"({"ids": [], "keep": [1]})", "one entry per token: 0 tokens, 1 entries"},
       {R"({"ids": [1], "keep": [2]})", "0 and 1 only"},
-      {R"({"messages": "hello"})", ""},
-      {R"({"messages": [{"role": "wizard", "content": "x"}]})", ""},
-      {R"({"messages": [{"role": "user"}]})", ""},
+      {R"({"messages": "hello"})", "[messages] wanted an array"},
+      {R"({"messages": [{"role": "wizard", "content": "x"}]})",
+       "wanted the role system, user or assistant"},
+      {R"({"messages": [{"role": "user"}]})", "wanted a text as content"},
       {"{\"text\": \"\xff\"}", "byte 11: wanted UTF-8, got 0xff"},
   };
   for (const auto& [line, wanted] : cases) {
@@ -170,6 +167,21 @@ TEST(Document, RefusalsSayWhatWasWanted) {
     EXPECT_FALSE(text.empty()) << line;
     EXPECT_NE(text.find(wanted), std::string::npos) << line << "\n" << text;
   }
+}
+
+TEST(Document, ACompletionMayBeginWithALineBreak) {
+  // This tokenizer makes one token of the template's line break and the content's.
+  const auto qwen = read_tokenizer(std::string(BIFOCAL_SOURCE_DIR) + "/tests/data/tokenizers/qwen");
+  const DocumentOptions chat{.tokenizer = qwen.get(),
+                             .chat = ChatTemplate::named("chatml"),
+                             .vocabulary = qwen->vocabulary()};
+  const std::string user = R"({"role": "user", "content": "one"})";
+  const std::string assistant = R"({"role": "assistant", "content": "\n\ntwo"})";
+  const Document apart =
+      read(R"({"prompt": [)" + user + R"(], "completion": [)" + assistant + "]}", chat);
+  const Document whole = read(R"({"messages": [)" + user + ", " + assistant + "]}", chat);
+  EXPECT_EQ(apart.ids, whole.ids);
+  EXPECT_EQ(apart.keep, whole.keep);
 }
 
 TEST(Document, WhatIsMissingIsNamed) {

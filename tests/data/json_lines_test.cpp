@@ -30,13 +30,12 @@ TEST(JsonLines, BadLinesNameTheByteAndStayShort) {
       {"{\"a\": 1e999}", "number overflow"},
       {"", "unexpected end of input"},
       {"nan", "invalid literal"},
-      {"{\"a\": \"" + std::string(100000, 'x'), "missing closing quote"},
+      {"{\"a\": \"" + std::string(100000, 'x'), ".."},
   };
   for (const auto& [line, wanted] : cases) {
     const std::string fault = error_of([&] { parse_json_line(line); });
     EXPECT_TRUE(fault.starts_with("[json_lines] ")) << fault;
-    const bool is_cut = fault.ends_with("..");
-    EXPECT_TRUE(fault.find(wanted) != std::string::npos || is_cut) << fault;
+    EXPECT_NE(fault.find(wanted), std::string::npos) << fault;
     EXPECT_LT(fault.size(), 400U);
   }
 }

@@ -41,6 +41,12 @@ TEST(Mixture, ReadsSourcesWithPathsRelativeToTheFile) {
   EXPECT_EQ(mixture.sources[1].weight, 0.5);
 }
 
+TEST(Mixture, WhatIsNoTomlIsRefused) {
+  for (const char* text : {"[?]", "\xc3\xa9 = 1", "[[source"}) {
+    EXPECT_NE(fault(text).find("FILE"), std::string::npos) << text << "\n" << fault(text);
+  }
+}
+
 TEST(Mixture, ReadsAFile) {
   const test::TemporaryDirectory directory;
   write_file_atomically(directory.path("a.h5"), "");

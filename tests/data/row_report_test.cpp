@@ -70,5 +70,18 @@ TEST(RowReport, SaysWhenNothingRepeats) {
   EXPECT_EQ(report_rows(source, 32, 26).without_repeats, 25);
 }
 
+// A row's last tokens stay free while the next epoch's documents are already looked at: none of
+// them counts before it lies in a row.
+TEST(RowReport, AnEpochBeginsWithItsFirstPiece) {
+  const test::TemporaryDirectory directory;
+  write(directory.path("a.h5"), std::vector<std::size_t>(100, 7));
+  const RowSource source(
+      {.mixture = {{{"all", {directory.path("a.h5")}, 1}}}, .row_tokens = 32, .vocabulary = 100});
+  const RowReport report = report_rows(source, 32, 25);  // four documents and 4 tokens of padding
+  EXPECT_EQ(report.pieces, 100);
+  EXPECT_EQ(report.without_repeats, 25);
+  EXPECT_EQ(report_rows(source, 32, 26).without_repeats, 25);
+}
+
 }  // namespace
 }  // namespace bifocal

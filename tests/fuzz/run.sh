@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds one fuzzer with clang and runs it from the committed inputs on.
 #   tests/fuzz/run.sh TARGET SECONDS [options of libFuzzer]
-# TARGET is json_lines, tokenizer_json, safetensors, toml or hdf5. What it learns goes to
+# TARGET is line_reader, json_lines, tokenizer_json, safetensors, toml or hdf5. What it learns goes to
 # build/cpu-fuzz/corpus/TARGET, an input that fails to build/cpu-fuzz/TARGET-*.
 set -euo pipefail
 

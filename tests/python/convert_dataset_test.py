@@ -47,7 +47,7 @@ class Rows(Fixture):
             ({"text": "a"}, {"text": "a"}),
             ({"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "b"}),
             ({"prompt": "a", "response": "b"}, {"prompt": "a", "completion": "b"}),
-            ({"prompt": CHAT[:1], "completion": CHAT[1:]}, {"messages": CHAT}),
+            ({"prompt": CHAT[:1], "completion": CHAT[1:]}, {"prompt": CHAT[:1], "completion": CHAT[1:]}),
             (
                 {"instruction": "add", "input": "1 1", "output": "2"},
                 {"prompt": "add\n\n1 1", "completion": "2"},
@@ -107,6 +107,11 @@ class Rows(Fixture):
         self.assertEqual(texts(split="train"), ["a", "b"])
         self.assertEqual(texts(split="test"), ["c"])
         self.assertEqual(texts(limit=2), ["c", "a"])
+        # The folders above what was named are no split.
+        self.write_lines([{"text": "d"}], "train/set/train-0.jsonl")
+        self.write_lines([{"text": "e"}], "train/set/test-0.jsonl")
+        documents = self.converted([self.path / "train" / "set"], split="train")[0]
+        self.assertEqual([document["text"] for document in documents], ["d"])
         with self.assertRaisesRegex(DataError, "no files .* of the split other"):
             texts(split="other")
         with self.assertRaisesRegex(DataError, "not there"):

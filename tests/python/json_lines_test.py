@@ -48,6 +48,20 @@ class Files(unittest.TestCase):
             with self.assertRaisesRegex(DataError, "broken.*zstd failed"):
                 list(read_objects(broken))
 
+    def test_damaged_input_names_the_file(self):
+        self.check_round_trip("a.jsonl.gz")
+        names = ["a.jsonl.gz"]
+        if support.shutil.which("zstd"):
+            self.check_round_trip("a.jsonl.zst")
+            names.append("a.jsonl.zst")
+        for name in names:
+            whole = (self.path / name).read_bytes()
+            for cut in (1, len(whole) // 2):
+                broken = self.path / f"broken-{name}"
+                broken.write_bytes(whole[:-cut])
+                with self.assertRaisesRegex(DataError, "broken"):
+                    list(read_objects(broken))
+
     def test_neither_zstandard_nor_zstd(self):
         with mock.patch.object(json_lines, "zstandard", None), mock.patch.object(
             json_lines.shutil, "which", return_value=None
