@@ -1,5 +1,6 @@
 // One token of the mLSTM for each of some sequences: states are read and written once. Numbers of
 // sequences lie on the device; a row whose sequence has no state reads zeros and writes none.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda_ops.h"

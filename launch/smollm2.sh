@@ -81,21 +81,25 @@ measure() {
   local name=$1
   shift
   step "Measuring $name"
-  launch/local.sh "$ranks" evaluate "$@" --json "$out/evaluation-$name.json" "${common[@]}"
-  launch/local.sh "$ranks" evaluate "$@" --json "$out/reach-$name.json" "${common[@]}" \
-    --evaluate.rows 8 --evaluate.reach true
+  [[ -f $out/evaluation-$name.json ]] ||
+    launch/local.sh "$ranks" evaluate "$@" --json "$out/evaluation-$name.json" "${common[@]}"
+  [[ -f $out/reach-$name.json ]] ||
+    launch/local.sh "$ranks" evaluate "$@" --json "$out/reach-$name.json" "${common[@]}" \
+      "${reach_rows[@]}" --evaluate.reach true
 }
 
 common=(--teacher.path "$teacher" --data.mixture "$out/mixture.toml" "${options[@]}")
+reach_rows=(--evaluate.rows 8)
+if [[ " ${options[*]} " == *" --evaluate.rows "* ]]; then
+  reach_rows=() # an option given twice is refused
+fi
 for student in "${students[@]}"; do
   config=configs/smollm2-135m-cpu/$student.toml
   step "Training $student on $ranks ranks"
   launch/local.sh "$ranks" train --config "$config" --run.directory "$out/$student" "${common[@]}"
   measure "$student" --config "$config" --student "$out/$student"
 done
-if [[ ! -f $out/evaluation-untrained.json ]]; then
-  measure untrained --config configs/smollm2-135m-cpu/swa_learned_sink.toml
-fi
+measure untrained --config configs/smollm2-135m-cpu/swa_learned_sink.toml
 
 cat <<TEXT
 

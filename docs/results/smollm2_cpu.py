@@ -118,6 +118,11 @@ def position_table(evaluations):
     lines = ["| position | tokens | " + " | ".join(f"{n} KL | {n} top-1" for n in EVALUATIONS) + " |",
              "|---|---|" + "---|" * (2 * len(EVALUATIONS))]
     rows = [entry["position"] for entry in evaluations["bifocal"]["by_position"]] + ["all"]
+    for name in EVALUATIONS:
+        counts = [[(entry["position"], entry["tokens"]) for entry in evaluations[other]["by_position"]]
+                  for other in ("bifocal", name)]
+        if counts[0] != counts[1]:
+            raise SystemExit(f"{name} was measured on other rows than bifocal")
     for position in rows:
         cells = []
         for name in EVALUATIONS:
