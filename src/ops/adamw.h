@@ -20,5 +20,6 @@ struct AdamW {
 };
 
 void run(CpuStream&, const AdamW&);
+void run(CudaStream&, const AdamW&);
 
 }  // namespace bifocal

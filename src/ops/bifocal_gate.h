@@ -24,5 +24,7 @@ struct BifocalGateBackward {
 
 void run(CpuStream&, const BifocalGateForward&);
 void run(CpuStream&, const BifocalGateBackward&);
+void run(CudaStream&, const BifocalGateForward&);
+void run(CudaStream&, const BifocalGateBackward&);
 
 }  // namespace bifocal

@@ -40,5 +40,8 @@ struct CacheRead {
 void run(CpuStream&, const DecodeAttention&);
 void run(CpuStream&, const CacheWrite&);
 void run(CpuStream&, const CacheRead&);
+void run(CudaStream&, const DecodeAttention&);
+void run(CudaStream&, const CacheWrite&);
+void run(CudaStream&, const CacheRead&);
 
 }  // namespace bifocal

@@ -28,5 +28,7 @@ struct DecodeFeatureMap {
 
 void run(CpuStream&, const DecodeLinear&);
 void run(CpuStream&, const DecodeFeatureMap&);
+void run(CudaStream&, const DecodeLinear&);
+void run(CudaStream&, const DecodeFeatureMap&);
 
 }  // namespace bifocal

@@ -40,5 +40,7 @@ struct AlignLoss {
 
 void run(CpuStream&, const DistillLoss&);
 void run(CpuStream&, const AlignLoss&);
+void run(CudaStream&, const DistillLoss&);
+void run(CudaStream&, const AlignLoss&);
 
 }  // namespace bifocal

@@ -30,5 +30,8 @@ struct Cast {
 void run(CpuStream&, const Add&);
 void run(CpuStream&, const Zero&);
 void run(CpuStream&, const Cast&);
+void run(CudaStream&, const Add&);
+void run(CudaStream&, const Zero&);
+void run(CudaStream&, const Cast&);
 
 }  // namespace bifocal

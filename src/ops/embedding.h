@@ -24,5 +24,7 @@ struct EmbeddingBackward {
 
 void run(CpuStream&, const EmbeddingForward&);
 void run(CpuStream&, const EmbeddingBackward&);
+void run(CudaStream&, const EmbeddingForward&);
+void run(CudaStream&, const EmbeddingBackward&);
 
 }  // namespace bifocal

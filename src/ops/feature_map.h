@@ -28,5 +28,7 @@ struct FeatureMapBackward {
 
 void run(CpuStream&, const FeatureMapForward&);
 void run(CpuStream&, const FeatureMapBackward&);
+void run(CudaStream&, const FeatureMapForward&);
+void run(CudaStream&, const FeatureMapBackward&);
 
 }  // namespace bifocal

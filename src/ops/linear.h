@@ -37,5 +37,8 @@ struct LinearBackwardWeight {
 void run(CpuStream&, const LinearForward&);
 void run(CpuStream&, const LinearBackwardInput&);
 void run(CpuStream&, const LinearBackwardWeight&);
+void run(CudaStream&, const LinearForward&);
+void run(CudaStream&, const LinearBackwardInput&);
+void run(CudaStream&, const LinearBackwardWeight&);
 
 }  // namespace bifocal

@@ -134,6 +134,13 @@ void run(CpuStream&, const MlstmFold&);
 void run(CpuStream&, const MlstmGradientSummarise&);
 void run(CpuStream&, const MlstmGradientFold&);
 void run(CpuStream&, const MlstmStep&);
+void run(CudaStream&, const MlstmForward&);
+void run(CudaStream&, const MlstmBackward&);
+void run(CudaStream&, const MlstmSummarise&);
+void run(CudaStream&, const MlstmFold&);
+void run(CudaStream&, const MlstmGradientSummarise&);
+void run(CudaStream&, const MlstmGradientFold&);
+void run(CudaStream&, const MlstmStep&);
 
 // The recurrence as plain loops, and its gradient from the quadratic form w_tj = decay * I: what
 // the chunkwise training path is tested against.

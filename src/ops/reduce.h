@@ -16,5 +16,6 @@ struct SumOfSquares {
 };
 
 void run(CpuStream&, const SumOfSquares&);
+void run(CudaStream&, const SumOfSquares&);
 
 }  // namespace bifocal

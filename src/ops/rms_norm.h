@@ -30,5 +30,7 @@ struct RmsNormBackward {
 
 void run(CpuStream&, const RmsNormForward&);
 void run(CpuStream&, const RmsNormBackward&);
+void run(CudaStream&, const RmsNormForward&);
+void run(CudaStream&, const RmsNormBackward&);
 
 }  // namespace bifocal

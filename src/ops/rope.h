@@ -31,5 +31,7 @@ struct RopeRotate {
 
 void run(CpuStream&, const RopeTable&);
 void run(CpuStream&, const RopeRotate&);
+void run(CudaStream&, const RopeTable&);
+void run(CudaStream&, const RopeRotate&);
 
 }  // namespace bifocal

@@ -31,5 +31,6 @@ struct Sample {
 };
 
 void run(CpuStream&, const Sample&);
+void run(CudaStream&, const Sample&);
 
 }  // namespace bifocal

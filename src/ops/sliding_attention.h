@@ -49,6 +49,8 @@ struct SlidingAttentionBackward {
 
 void run(CpuStream&, const SlidingAttentionForward&);
 void run(CpuStream&, const SlidingAttentionBackward&);
+void run(CudaStream&, const SlidingAttentionForward&);
+void run(CudaStream&, const SlidingAttentionBackward&);
 
 // The definition as plain loops, one query and one key at a time: what every other path is tested
 // against.

@@ -21,5 +21,7 @@ struct SwigluBackward {
 
 void run(CpuStream&, const SwigluForward&);
 void run(CpuStream&, const SwigluBackward&);
+void run(CudaStream&, const SwigluForward&);
+void run(CudaStream&, const SwigluBackward&);
 
 }  // namespace bifocal
