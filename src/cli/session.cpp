@@ -8,8 +8,10 @@
 #include "core/random.h"
 #include "hf/hf_config.h"
 #include "hf/model_tensors.h"
+#include "model/host_images.h"
 #include "plan/plan.h"
 #include "plan/start_values.h"
+#include "train/sharded_tensors.h"
 
 namespace bifocal {
 
@@ -41,18 +43,6 @@ RowSourceOptions row_options(const RunConfig& config, std::int64_t vocabulary, S
           .seed = static_cast<std::uint64_t>(config.data.seed),
           .vocabulary = vocabulary,
           .pad_id = 0};
-}
-
-std::vector<ShardedTensor> weight_tensors(Weights& weights) {
-  std::vector<ShardedTensor> tensors;
-  weights.fill([&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-    tensors.push_back({.name = parameter.name,
-                       .global = parameter.shape,
-                       .begin = begin,
-                       .end = begin + piece.size(),
-                       .data = piece});
-  });
-  return tensors;
 }
 
 // The checkpoint must hold every copied tensor; new ones are optional unless its own config has
@@ -128,7 +118,7 @@ LoadedModel load_model(Context context,
     reader.emplace(directory);
     check_source(*reader, directory);
   }
-  Weights::Options options{placement.placement, context.dtype, placement.region};
+  Weights::Options options{placement.placement, context.dtype, placement.region, !placement.frozen};
   if (placement.frozen && reader && all_bfloat16(*reader, config)) {
     options.storage = DType::bf16;
   }
@@ -159,9 +149,13 @@ LoadedModel open_student(Context context,
   }
   const CheckpointInfo info = read_checkpoint_info(*checkpoint);
   const ModelConfig config = parse_hf_config(info.model_config, checkpoint->string());
-  const Weights::Options options{placement.placement, context.dtype, placement.region};
+  const Weights::Options options{
+      placement.placement, context.dtype, placement.region, !placement.frozen};
   return {context, config, group, options, [&](Weights& weights) {
-            load_checkpoint(*checkpoint, weight_tensors(weights), group);
+            HostImages images(context, weights.masters());
+            load_checkpoint(*checkpoint, sharded_tensors(weights, images.images(), ""), group);
+            images.upload();
+            weights.round_masters();
           }};
 }
 
