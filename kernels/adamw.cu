@@ -1,7 +1,6 @@
 // AdamW: one read of parameter, moments and gradient, one write of parameter and moments.
 #include <cmath>
 
-#include "kernels/cuda_ops.h"
 #include "kernels/launch.cuh"
 #include "ops/adamw.h"
 

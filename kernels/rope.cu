@@ -1,5 +1,4 @@
 // Rotation by position, in place: one read and one write of x.
-#include "kernels/cuda_ops.h"
 #include "kernels/launch.cuh"
 #include "ops/rope.h"
 
