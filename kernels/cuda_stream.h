@@ -1,26 +1,65 @@
 // The CUDA backend's queue of work.
 #pragma once
 
+#include <cstddef>
+#include <memory>
+#include <type_traits>
+
 #include <cuda_runtime.h>
+
+#include "core/memory.h"
+#include "parallel/backend.h"
 
 namespace bifocal {
 
-// Owns one CUDA stream of one device. Ops return once they are queued; they run in order.
+class PinnedRing;
+
+// Owns one CUDA stream of one device, and the device's memory as far as this process uses it. Ops
+// return once they are queued; they run in order.
 class CudaStream {
  public:
-  // Makes `device` current for the calling thread. Throws Error when it cannot be used.
+  struct Options {
+    int device = 0;
+    std::size_t limit_bytes = 0;  // most device memory for tensors and scratch; 0: what is there
+    Kernels kernels = Kernels::best;
+  };
+
+  // Makes the device current for the calling thread. Throws Error when it cannot be used.
   explicit CudaStream(int device = 0);
+  explicit CudaStream(const Options& options);
   ~CudaStream();
   CudaStream(const CudaStream&) = delete;
   CudaStream& operator=(const CudaStream&) = delete;
 
-  cudaStream_t handle() const { return handle_; }
+  cudaStream_t handle() const { return handle_.get(); }
+
+  int device() const { return options_.device; }
+
+  // Whether kernels for compute capability 9.0 alone may run here.
+  bool hopper() const { return hopper_; }
+
+  int multiprocessors() const { return multiprocessors_; }
+
+  // Blocks given back are used again in the stream's order: other streams need an event.
+  Memory& memory() { return *memory_; }
+
+  // Host memory on the way to the device and back.
+  PinnedRing& ring();
 
   // Blocks until all queued work is done. Throws Error when any of it failed.
   void synchronize();
 
  private:
-  cudaStream_t handle_ = nullptr;
+  struct Destroy {
+    void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
+  };
+
+  Options options_;
+  bool hopper_ = false;
+  int multiprocessors_ = 0;
+  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> handle_;
+  std::unique_ptr<Memory> memory_;
+  std::unique_ptr<PinnedRing> ring_;
 };
 
 }  // namespace bifocal
