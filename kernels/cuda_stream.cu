@@ -1,7 +1,6 @@
 // Creation, waiting and end of a CUDA stream.
-#include "kernels/cuda_stream.h"
-
 #include "kernels/cuda_check.h"
+#include "kernels/cuda_stream.h"
 #include "kernels/device_memory.h"
 #include "kernels/pinned_ring.h"
 #include "ops/transfer.h"
@@ -19,7 +18,7 @@ int attribute(cudaDeviceAttr which, int device) {
 
 CudaStream::CudaStream(int device) : CudaStream(Options{.device = device}) {}
 
-CudaStream::CudaStream(const Options& options) : options_(options) {
+CudaStream::CudaStream(const Options& options) : device_(options.device) {
   const int device = options.device;
   BIFOCAL_CUDA(cudaSetDevice(device));
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
@@ -30,8 +29,6 @@ CudaStream::CudaStream(const Options& options) : options_(options) {
                   device,
                   major,
                   minor);
-  hopper_ = major == 9 && minor == 0 && options.kernels == Kernels::best;
-  multiprocessors_ = attribute(cudaDevAttrMultiProcessorCount, device);
   cudaStream_t handle = nullptr;
   BIFOCAL_CUDA(cudaStreamCreateWithFlags(&handle, cudaStreamNonBlocking));
   handle_.reset(handle);

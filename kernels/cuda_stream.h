@@ -8,7 +8,6 @@
 #include <cuda_runtime.h>
 
 #include "core/memory.h"
-#include "parallel/backend.h"
 
 namespace bifocal {
 
@@ -21,7 +20,6 @@ class CudaStream {
   struct Options {
     int device = 0;
     std::size_t limit_bytes = 0;  // most device memory for tensors and scratch; 0: what is there
-    Kernels kernels = Kernels::best;
   };
 
   // Makes the device current for the calling thread. Throws Error when it cannot be used.
@@ -33,12 +31,7 @@ class CudaStream {
 
   cudaStream_t handle() const { return handle_.get(); }
 
-  int device() const { return options_.device; }
-
-  // Whether kernels for compute capability 9.0 alone may run here.
-  bool hopper() const { return hopper_; }
-
-  int multiprocessors() const { return multiprocessors_; }
+  int device() const { return device_; }
 
   // Blocks given back are used again in the stream's order: other streams need an event.
   Memory& memory() { return *memory_; }
@@ -54,9 +47,7 @@ class CudaStream {
     void operator()(cudaStream_t stream) const noexcept { cudaStreamDestroy(stream); }
   };
 
-  Options options_;
-  bool hopper_ = false;
-  int multiprocessors_ = 0;
+  int device_;
   std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> handle_;
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<PinnedRing> ring_;

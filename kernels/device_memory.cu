@@ -1,7 +1,5 @@
 // Physical memory mapped into reserved addresses (CUDA's virtual memory management), in two arenas:
 // small blocks between large ones would cut the room that a large block leaves.
-#include "kernels/device_memory.h"
-
 #include <algorithm>
 #include <cstdint>
 #include <vector>
@@ -10,13 +8,14 @@
 
 #include "core/arena.h"
 #include "kernels/cuda_check.h"
+#include "kernels/device_memory.h"
 
 namespace bifocal {
 namespace {
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 constexpr std::size_t kGranule = 512;
-constexpr std::size_t kSmallBlock = kMiB;       // blocks below come from the arena of small pages
+constexpr std::size_t kSmallBlock = kMiB;  // blocks below come from the arena of small pages
 constexpr std::size_t kSmallPage = 2 * kMiB;
 constexpr std::size_t kLargePage = 32 * kMiB;
 // Addresses for each byte of the card, so that a large block finds room beside those that stay.
@@ -94,8 +93,7 @@ class DevicePages final : public PageSource {
     properties_.type = CU_MEM_ALLOCATION_TYPE_PINNED;
     properties_.location = {.type = CU_MEM_LOCATION_TYPE_DEVICE, .id = device};
     std::size_t granularity = 0;
-    driver_.check(driver_.granularity(
-                      &granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
+    driver_.check(driver_.granularity(&granularity, &properties_, CU_MEM_ALLOC_GRANULARITY_MINIMUM),
                   "cuMemGetAllocationGranularity");
     BIFOCAL_REQUIRE(page_bytes % granularity == 0,
                     "[cuda] wanted a device that maps memory in pages of {} bytes, got {}",
@@ -203,8 +201,8 @@ class DeviceSource final : public MemorySource {
 
   void give(void* block, std::size_t bytes) noexcept override {
     Pool& pool = holder(bytes);
-    pool.arena.give(
-        static_cast<std::size_t>(static_cast<std::byte*>(block) - pool.pages.base()), bytes);
+    pool.arena.give(static_cast<std::size_t>(static_cast<std::byte*>(block) - pool.pages.base()),
+                    bytes);
   }
 
   void clear(void* block, std::size_t bytes) override {

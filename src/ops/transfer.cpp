@@ -60,8 +60,7 @@ void run(CpuStream&, const Copy& op) {
 }
 
 void run(CpuStream&, const CopyHeads& op) {
-  const std::int64_t head_bytes =
-      op.y.shape[2] * static_cast<std::int64_t>(size_of(op.y.dtype));
+  const std::int64_t head_bytes = op.y.shape[2] * static_cast<std::int64_t>(size_of(op.y.dtype));
   auto* to = static_cast<std::byte*>(op.y.data) + op.y_first * head_bytes;
   const auto* from = static_cast<const std::byte*>(op.x.data) + op.x_first * head_bytes;
   const auto bytes = static_cast<std::size_t>(op.count * head_bytes);
@@ -69,9 +68,8 @@ void run(CpuStream&, const CopyHeads& op) {
     return;
   }
   for (std::int64_t token = 0; token < op.y.shape[0]; ++token) {
-    std::memcpy(to + token * op.y.shape[1] * head_bytes,
-                from + token * op.x.shape[1] * head_bytes,
-                bytes);
+    std::memcpy(
+        to + token * op.y.shape[1] * head_bytes, from + token * op.x.shape[1] * head_bytes, bytes);
   }
 }
 

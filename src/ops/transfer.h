@@ -1,5 +1,5 @@
-// Copies between the host and the stream's device, and on the device. On the CPU they are one place.
-// Elements move as they are: both sides have one type and shape, and do not overlap.
+// Copies between the host and the stream's device, and on the device. On the CPU they are one
+// place. Elements move as they are: both sides have one type and shape, and do not overlap.
 #pragma once
 
 #include <cstdint>

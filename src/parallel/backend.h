@@ -1,8 +1,9 @@
-// What a rank computes on: the CPU or one GPU. Its stream, its memory, and groups of ranks that move
-// tensors of both.
+// What a rank computes on: the CPU or one GPU. Its stream, its memory, and groups of ranks that
+// move tensors of both.
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "core/memory.h"
@@ -35,16 +36,16 @@ std::unique_ptr<Backend> make_cpu_backend(std::size_t limit_bytes);
 
 // Which kernels a GPU runs.
 enum class Kernels : std::uint8_t {
-  best,     // those made for the device where there are any
-  portable  // those that every device from compute capability 8.0 on runs
+  automatic,  // those made for the device where there are any
+  portable    // those for every device of compute capability 8.0 or later
 };
 
-// The GPU whose index is this rank's among the ranks of its host. limit_bytes: most device memory for
-// tensors and scratch, as if the card had no more; 0: what is there. Throws Error in builds without
-// CUDA, where the host has no such GPU, and for GPUs below compute capability 8.0.
+// The GPU whose index is this rank's among the ranks of its host. limit_bytes: most device memory
+// for tensors and scratch, as if the card had no more; 0: what is there. Throws Error in builds
+// without CUDA, where the host has no such GPU, and for GPUs below compute capability 8.0.
 std::unique_ptr<Backend> make_cuda_backend(int local_rank,
                                            std::size_t limit_bytes,
-                                           Kernels kernels = Kernels::best);
+                                           Kernels kernels = Kernels::automatic);
 
 // What make_cuda_backend() returns in builds with CUDA (kernels/cuda_backend.cu).
 std::unique_ptr<Backend> open_cuda_backend(int local_rank,

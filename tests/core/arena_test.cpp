@@ -156,9 +156,11 @@ TEST(Arena, RandomBlocksNeverShareAByteAndAreRefusedOnlyWhenPagesAreShort) {
   constexpr std::size_t kPages = 24;
   Pages pages(kPages);
   Arena arena(pages, kPage, 4 * kPages);
+
   struct Block {
     std::size_t at, size;
   };
+
   std::vector<Block> blocks;
   std::vector<bool> owned(4 * kPages * kPage, false);
   const auto touched_pages = [&] {

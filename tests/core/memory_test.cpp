@@ -65,8 +65,9 @@ TEST(Memory, TensorsAreAccountedInTheGranuleOfTheirSource) {
 TEST(Memory, AShortageNamesWhatWasWantedWhatThereIsAndTheAccount) {
   Memory memory(std::make_unique<SmallSource>(4096));
   const Tensor held = memory.empty(Region::optimizer, DType::f32, {512});
-  const std::string text =
-      test::error_of([&] { (void)memory.empty(Region::loss, DType::f32, {32, 24}); });
+  const std::string text = test::error_of([&] {
+    (void)memory.empty(Region::loss, DType::f32, {32, 24});
+  });
   for (const char* part : {"out of memory: wanted 3.00 KiB more for loss (float32 [32, 24])",
                            "this source has no more",
                            "optimizer        now     2.00 KiB",
