@@ -46,6 +46,7 @@ void add_commands(CLI::App& app, const CommandContext& context) {
   add_grade_command(app, context);
   add_compare_command(app, context);
   add_export_command(app, context);
+  add_merge_command(app, context);
   add_memory_command(app, context);
   add_inspect_command(app, context);
   add_config_command(app, context);
