@@ -1,4 +1,5 @@
 // Creation, waiting and end of a CUDA stream.
+#include "kernels/cublas_lt.h"
 #include "kernels/cuda_check.h"
 #include "kernels/cuda_stream.h"
 #include "kernels/device_memory.h"
@@ -44,6 +45,13 @@ PinnedRing& CudaStream::ring() {
     ring_ = std::make_unique<PinnedRing>(handle());
   }
   return *ring_;
+}
+
+CublasLt& CudaStream::blas() {
+  if (blas_ == nullptr) {
+    blas_ = std::make_unique<CublasLt>();
+  }
+  return *blas_;
 }
 
 void CudaStream::synchronize() {

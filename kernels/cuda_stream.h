@@ -11,7 +11,8 @@
 
 namespace bifocal {
 
-class PinnedRing;
+class CublasLt;    // kernels/cublas_lt.h
+class PinnedRing;  // kernels/pinned_ring.h
 
 // Owns one CUDA stream of one device, and the device's memory as far as this process uses it. Ops
 // return once they are queued; they run in order.
@@ -39,6 +40,9 @@ class CudaStream {
   // Host memory on the way to the device and back.
   PinnedRing& ring();
 
+  // The library of matrix products for this stream, made at its first use.
+  CublasLt& blas();
+
   // Blocks until all queued work is done. Throws Error when any of it failed.
   void synchronize();
 
@@ -51,6 +55,7 @@ class CudaStream {
   std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> handle_;
   std::unique_ptr<Memory> memory_;
   std::unique_ptr<PinnedRing> ring_;
+  std::unique_ptr<CublasLt> blas_;
 };
 
 }  // namespace bifocal

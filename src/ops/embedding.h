@@ -7,16 +7,18 @@
 
 namespace bifocal {
 
+// An id outside the table is an Error; on GPUs, which are not waited for, its row becomes NaN, and
+// its gradient is left out.
 struct EmbeddingForward {
   TensorView y;           // [tokens, width]
-  ConstTensorView ids;    // [tokens] i32; an id outside the table is an Error
+  ConstTensorView ids;    // [tokens] i32
   ConstTensorView table;  // [vocabulary, width]
   void check() const;
 };
 
 // d_table += d_y scattered by id, tokens in order (the same bits for any number of threads).
 struct EmbeddingBackward {
-  TensorView d_table;   // [vocabulary, width]
+  TensorView d_table;   // [vocabulary, width], type of d_y, but float32 beside bfloat16
   ConstTensorView d_y;  // [tokens, width]
   ConstTensorView ids;  // [tokens] i32
   void check() const;
