@@ -75,6 +75,12 @@ constexpr std::string_view name_of(DType type) {
   return "unknown";
 }
 
+// The type of what sums over many values beside tensors of `type` (gradients of weights, states,
+// log-sum-exps, logits): float32 beside 16 bits, else the same.
+constexpr DType sum_type(DType type) {
+  return type == DType::bf16 || type == DType::f16 ? DType::f32 : type;
+}
+
 template <class T>
 struct DTypeOf;
 

@@ -254,7 +254,8 @@ void DistillLoss::check() const {
           require_tensor(kWhere, name, x, type, shape);
         }
       };
-  optional("d_student", d_student, student.dtype, matrix);
+  const bool narrow = student.dtype == DType::f32 && d_student.dtype == DType::bf16;
+  optional("d_student", d_student, narrow ? DType::bf16 : student.dtype, matrix);
   optional("teacher", teacher, student.dtype, matrix);
   optional("kl", kl, DType::f64, rows);
   optional("ce", ce, DType::f64, rows);

@@ -15,7 +15,8 @@ namespace bifocal {
 // Weights carry everything: kept or not, (1 - s) / N_KL, s / N_CE. A row whose weights are 0 gets
 // exact zeros in d_student. Without teacher, kl and agree are absent and kl_weight is not read.
 struct DistillLoss {
-  TensorView d_student;       // [rows, vocabulary], optional; may be student itself
+  TensorView d_student;       // [rows, vocabulary], optional; type of student, may then be student
+                              // itself, or bfloat16 beside float32 (GPUs)
   TensorView kl;              // [rows] f64, optional
   TensorView ce;              // [rows] f64, optional
   TensorView agree;           // [rows] u8, optional

@@ -64,8 +64,9 @@ void EmbeddingForward::check() const {
 
 void EmbeddingBackward::check() const {
   require_tensor(kWhere, "ids", ids, DType::i32, {ids.shape[0]});
-  require_tensor(kWhere, "d_table", d_table, d_table.dtype, {d_table.shape[0], d_table.shape[1]});
-  require_tensor(kWhere, "d_y", d_y, d_table.dtype, {ids.shape[0], d_table.shape[1]});
+  const Shape shape{d_table.shape[0], d_table.shape[1]};
+  require_tensor(kWhere, "d_table", d_table, sum_type(d_y.dtype), shape);
+  require_tensor(kWhere, "d_y", d_y, d_y.dtype, {ids.shape[0], d_table.shape[1]});
 }
 
 void run(CpuStream&, const EmbeddingForward& op) {
@@ -75,7 +76,7 @@ void run(CpuStream&, const EmbeddingForward& op) {
 
 void run(CpuStream&, const EmbeddingBackward& op) {
   require_ids(op.ids, op.d_table.shape[0]);
-  dispatch_real(kWhere, op.d_table.dtype, [&]<class T>(T) { backward<T>(op); });
+  dispatch_real(kWhere, op.d_y.dtype, [&]<class T>(T) { backward<T>(op); });
 }
 
 }  // namespace bifocal

@@ -16,7 +16,7 @@ struct EmbeddingForward {
 
 // d_table += d_y scattered by id, tokens in order (the same bits for any number of threads).
 struct EmbeddingBackward {
-  TensorView d_table;   // [vocabulary, width]
+  TensorView d_table;   // [vocabulary, width], type of d_y, but float32 beside bfloat16
   ConstTensorView d_y;  // [tokens, width]
   ConstTensorView ids;  // [tokens] i32
   void check() const;

@@ -158,11 +158,12 @@ void require_matrix(const char* name, const ConstTensorView& tensor) {
 void LinearForward::check() const {
   require_matrix("x", x);
   require_matrix("weight", weight);
-  require_tensor(kWhere, "x", x, y.dtype, {x.shape[0], weight.shape[1]});
-  require_tensor(kWhere, "weight", weight, y.dtype, weight.shape);
-  require_tensor(kWhere, "y", y, y.dtype, {x.shape[0], weight.shape[0]});
+  const DType result = y.dtype == x.dtype ? x.dtype : sum_type(x.dtype);
+  require_tensor(kWhere, "x", x, x.dtype, {x.shape[0], weight.shape[1]});
+  require_tensor(kWhere, "weight", weight, x.dtype, weight.shape);
+  require_tensor(kWhere, "y", y, result, {x.shape[0], weight.shape[0]});
   if (bias) {
-    require_tensor(kWhere, "bias", bias, y.dtype, {weight.shape[0]});
+    require_tensor(kWhere, "bias", bias, x.dtype, {weight.shape[0]});
   }
 }
 
@@ -177,16 +178,17 @@ void LinearBackwardInput::check() const {
 void LinearBackwardWeight::check() const {
   require_matrix("d_y", d_y);
   require_matrix("x", x);
-  require_tensor(kWhere, "d_y", d_y, d_weight.dtype, {x.shape[0], d_y.shape[1]});
-  require_tensor(kWhere, "x", x, d_weight.dtype, x.shape);
-  require_tensor(kWhere, "d_weight", d_weight, d_weight.dtype, {d_y.shape[1], x.shape[1]});
+  const DType sums = sum_type(x.dtype);
+  require_tensor(kWhere, "d_y", d_y, x.dtype, {x.shape[0], d_y.shape[1]});
+  require_tensor(kWhere, "x", x, x.dtype, x.shape);
+  require_tensor(kWhere, "d_weight", d_weight, sums, {d_y.shape[1], x.shape[1]});
   if (d_bias) {
-    require_tensor(kWhere, "d_bias", d_bias, d_weight.dtype, {d_y.shape[1]});
+    require_tensor(kWhere, "d_bias", d_bias, sums, {d_y.shape[1]});
   }
 }
 
 void run(CpuStream&, const LinearForward& op) {
-  dispatch_real(kWhere, op.y.dtype, [&]<class T>(T) { forward<T>(op); });
+  dispatch_real(kWhere, op.x.dtype, [&]<class T>(T) { forward<T>(op); });
 }
 
 void run(CpuStream&, const LinearBackwardInput& op) {
@@ -194,7 +196,7 @@ void run(CpuStream&, const LinearBackwardInput& op) {
 }
 
 void run(CpuStream&, const LinearBackwardWeight& op) {
-  dispatch_real(kWhere, op.d_weight.dtype, [&]<class T>(T) { backward_weight<T>(op); });
+  dispatch_real(kWhere, op.x.dtype, [&]<class T>(T) { backward_weight<T>(op); });
 }
 
 }  // namespace bifocal

@@ -1,4 +1,5 @@
-// Matrix products. CPU: rows are dealt to OpenMP threads, each calls BLAS on its part.
+// Matrix products. CPU: rows are dealt to OpenMP threads, each calls BLAS on its part. "As sums": of
+// the other tensors' type, but float32 beside bfloat16 ones.
 #pragma once
 
 #include "core/stream.h"
@@ -9,10 +10,10 @@ namespace bifocal {
 
 // y = x weight^T (+ bias).
 struct LinearForward {
-  TensorView y;            // [rows, out]
+  TensorView y;            // [rows, out], type of x or as sums
   ConstTensorView x;       // [rows, in]
-  ConstTensorView weight;  // [out, in]
-  ConstTensorView bias;    // [out], optional
+  ConstTensorView weight;  // [out, in], type of x
+  ConstTensorView bias;    // [out], type of x, optional
   void check() const;
 };
 
@@ -27,8 +28,8 @@ struct LinearBackwardInput {
 
 // d_weight += d_y^T x, d_bias += column sums of d_y (double sums, rows in order).
 struct LinearBackwardWeight {
-  TensorView d_weight;  // [out, in]
-  TensorView d_bias;    // [out], optional
+  TensorView d_weight;  // [out, in], as sums
+  TensorView d_bias;    // [out], as sums, optional
   ConstTensorView d_y;  // [rows, out]
   ConstTensorView x;    // [rows, in]
   void check() const;
