@@ -59,11 +59,6 @@ struct AttentionArrays {
 // not part of check(), which a device's tensors pass through too.
 void require_key_ranges(const AttentionInputs& inputs);
 
-// The type of lse and d_sink beside tensors of `type`.
-constexpr DType sum_type(DType type) {
-  return type == DType::bf16 ? DType::f32 : type;
-}
-
 // Shapes and types of what both passes read; `type` is that of the outputs.
 void check_attention_inputs(const AttentionInputs& inputs, DType type);
 

@@ -29,6 +29,12 @@ void SumOfSquares::check() const {
   require_tensor(kWhere, "x", x, x.dtype, x.shape);
 }
 
+void KeptSum::check() const {
+  require_tensor(kWhere, "sum", sum, DType::f64, {1});
+  require_tensor(kWhere, "x", x, DType::f64, {x.size()});
+  require_tensor(kWhere, "keep", keep, DType::u8, {x.size()});
+}
+
 void run(CpuStream&, const SumOfSquares& op) {
   constexpr std::int64_t kBlock = 4096;
   const std::int64_t size = op.x.size();
@@ -48,6 +54,18 @@ void run(CpuStream&, const SumOfSquares& op) {
     total += sum;
   }
   *op.sum.as<double>() += total;
+}
+
+void run(CpuStream&, const KeptSum& op) {
+  const auto* x = op.x.as<double>();
+  const auto* keep = op.keep.as<std::uint8_t>();
+  double sum = 0.0;
+  for (std::int64_t i = 0; i < op.x.size(); ++i) {
+    if (keep[i] != 0) {
+      sum += x[i];
+    }
+  }
+  *op.sum.as<double>() += sum;
 }
 
 }  // namespace bifocal

@@ -15,7 +15,18 @@ struct SumOfSquares {
   void check() const;
 };
 
+// sum += x[i] over the i with keep[i] != 0, in a fixed order. What lies under keep = 0 does not
+// matter, not even NaN.
+struct KeptSum {
+  TensorView sum;        // [1] f64
+  ConstTensorView x;     // [n] f64
+  ConstTensorView keep;  // [n] u8
+  void check() const;
+};
+
 void run(CpuStream&, const SumOfSquares&);
+void run(CpuStream&, const KeptSum&);
 void run(CudaStream&, const SumOfSquares&);
+void run(CudaStream&, const KeptSum&);
 
 }  // namespace bifocal

@@ -147,7 +147,7 @@ void RmsNormBackward::check() const {
   require_tensor(kWhere, "d_y", d_y, d_x.dtype, shape);
   require_tensor(kWhere, "d_x", d_x, d_x.dtype, shape);
   if (d_weight) {
-    require_tensor(kWhere, "d_weight", d_weight, d_x.dtype, {weight.shape[0]});
+    require_tensor(kWhere, "d_weight", d_weight, sum_type(d_x.dtype), {weight.shape[0]});
   }
 }
 

@@ -19,7 +19,7 @@ struct RmsNormForward {
 // d_x (=, or += when accumulate) and d_weight += . Recomputes 1/rms from x.
 struct RmsNormBackward {
   TensorView d_x;       // [rows, width]; may be d_y itself unless accumulate
-  TensorView d_weight;  // [width], optional; sums in double, fixed order
+  TensorView d_weight;  // [width], optional; summed in a fixed order; float32 beside bfloat16
   ConstTensorView d_y;  // [rows, width]
   ConstTensorView x;    // [rows, width]
   ConstTensorView weight;

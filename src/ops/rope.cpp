@@ -94,8 +94,8 @@ void RopeRotate::check() const {
                   kWhere,
                   x.shape[2]);
   require_tensor(kWhere, "x", x, x.dtype, {x.shape[0], x.shape[1], x.shape[2]});
-  require_tensor(kWhere, "cos", cos, x.dtype, half);
-  require_tensor(kWhere, "sin", sin, x.dtype, half);
+  require_tensor(kWhere, "cos", cos, sum_type(x.dtype), half);
+  require_tensor(kWhere, "sin", sin, sum_type(x.dtype), half);
 }
 
 void run(CpuStream&, const RopeTable& op) {

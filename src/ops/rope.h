@@ -24,7 +24,7 @@ struct RopeTable {
 // Rotates x in place; inverse rotates back, which is also the backward pass.
 struct RopeRotate {
   TensorView x;              // [tokens, heads, head_dim]
-  ConstTensorView cos, sin;  // [tokens, head_dim / 2]
+  ConstTensorView cos, sin;  // [tokens, head_dim / 2], type of x, but float32 beside bfloat16
   bool inverse = false;
   void check() const;
 };

@@ -17,7 +17,7 @@ using test::kSpeedHeadDim;
 using test::kSpeedHeads;
 using test::kSpeedKvHeads;
 using test::kSpeedTokens;
-using test::speed_numbers;
+using test::numbers_on_device;
 using test::speed_tensor;
 
 class CudaMixerSpeed : public test::CudaSpeed {};
@@ -79,7 +79,7 @@ TEST_F(CudaMixerSpeed, SlidingAttention) {
                         Case{"full, documents of 4,096", kSpeedTokens, 4096, false, false},
                         Case{"full", kSpeedTokens, kSpeedTokens, false, false}}) {
     const std::vector<std::int32_t> begins = key_begins(c.window, c.document);
-    const DeviceTensor key_begin = speed_numbers(DType::i32, {kSpeedTokens}, begins);
+    const DeviceTensor key_begin = numbers_on_device(begins);
     AttentionInputs inputs{q.view(), k.view(), v.view(), key_begin.view(), {}, {}, {}, {}, {}};
     SlidingAttentionBackward backward{.d_q = d_q.view(),
                                       .d_k = d_k.view(),
@@ -125,7 +125,7 @@ struct MlstmTensors {
     for (std::int64_t t = 0; t < kSpeedTokens; ++t) {
       flags.push_back(t % document == 0 ? 1 : 0);
     }
-    return speed_numbers(DType::u8, {kSpeedTokens}, flags);
+    return numbers_on_device(flags);
   }
 
   MlstmInputs inputs() const {
@@ -248,7 +248,7 @@ TEST_F(CudaMixerSpeed, MlstmStep) {
     for (std::int64_t row = 0; row < rows; ++row) {
       numbers.push_back(static_cast<std::int32_t>(row));
     }
-    const DeviceTensor sequences = speed_numbers(DType::i32, {rows}, numbers);
+    const DeviceTensor sequences = numbers_on_device(numbers);
     measure_op(fmt::format("mLSTM step, {} rows", rows),
                2.0 * bytes_of({&c, &n}),
                0.0,

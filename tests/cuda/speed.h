@@ -66,16 +66,6 @@ inline DeviceTensor speed_tensor(DType dtype,
   return tensor;
 }
 
-// Numbers of any other type, as they are.
-template <class T>
-DeviceTensor speed_numbers(DType dtype, const Shape& shape, const std::vector<T>& values) {
-  DeviceTensor tensor(dtype, shape, 0);
-  BIFOCAL_CUDA(cudaMemcpy(
-      tensor.view().data, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice));
-  BIFOCAL_CUDA(cudaDeviceSynchronize());
-  return tensor;
-}
-
 // Milliseconds of one call: the median of ten after three for warming up. What takes less than a
 // millisecond is called several times between two events.
 template <class Function>
