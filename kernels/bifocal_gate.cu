@@ -1,5 +1,4 @@
 // The mix of far and near sight: one read of each argument, one write of each result.
-#include "kernels/cuda_ops.h"
 #include "kernels/launch.cuh"
 #include "ops/bifocal_gate.h"
 

@@ -1,7 +1,6 @@
 // Add, Zero and Cast: one read and one write of each element.
 #include <algorithm>
 
-#include "kernels/cuda_ops.h"
 #include "kernels/launch.cuh"
 #include "ops/elementwise.h"
 

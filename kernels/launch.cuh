@@ -65,10 +65,12 @@ void require_type(std::string_view where, std::string_view name, const View& ten
                   name_of(tensor.dtype));
 }
 
-// One thread for each group of N elements: body.vector<N>(group); one thread for each of the last
-// size % N: body.vector<1>(element).
+// One thread for each group of N elements: body.vector<N>(group); one thread for each of the `head`
+// elements before the first group and of the tail behind the last: body.vector<1>(element), whose
+// number counts from the first group, below 0 in the head.
 template <int N, class Body>
-__global__ void __launch_bounds__(kBlockThreads) flat_kernel(std::int64_t size, Body body) {
+__global__ void __launch_bounds__(kBlockThreads)
+    flat_kernel(std::int64_t size, std::int64_t head, Body body) {
   const std::int64_t groups = size / N;
   const std::int64_t index = static_cast<std::int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
   if (index < groups) {
@@ -79,24 +81,28 @@ __global__ void __launch_bounds__(kBlockThreads) flat_kernel(std::int64_t size, 
     const std::int64_t element = groups * N + (index - groups);
     if (element < size) {
       body.template vector<1>(element);
+    } else if (element < size + head) {
+      body.template vector<1>(element - size - head);
     }
   }
 }
 
-// Runs an element by element body over `size` elements, N at a time when the pointers allow it.
+// Runs an element by element body over `size` elements from its first group on, N at a time when
+// the pointers allow it, and over the `head` elements before.
 template <int N, class Body>
-void launch_flat(CudaStream& stream, std::int64_t size, bool aligned, const Body& body) {
-  if (size == 0) {
+void launch_flat(
+    CudaStream& stream, std::int64_t size, bool aligned, const Body& body, std::int64_t head = 0) {
+  if (size + head == 0) {
     return;
   }
   if (aligned) {
-    const std::int64_t threads = size / N + size % N;
+    const std::int64_t threads = size / N + size % N + head;
     flat_kernel<N>
-        <<<grid_of(ceil_div(threads, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(size,
-                                                                                           body);
+        <<<grid_of(ceil_div(threads, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(
+            size, head, body);
   } else {
-    flat_kernel<1>
-        <<<grid_of(ceil_div(size, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(size, body);
+    flat_kernel<1><<<grid_of(ceil_div(size, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(
+        size, std::int64_t{0}, body);
   }
   BIFOCAL_CUDA(cudaGetLastError());
 }

@@ -1,5 +1,4 @@
 // RMSNorm forward: a row is read once and kept in registers between its sum and its output.
-#include "kernels/cuda_ops.h"
 #include "kernels/launch.cuh"
 #include "ops/rms_norm.h"
 

@@ -1,5 +1,4 @@
 // SwiGLU forward and backward: one read of each argument, one write of each result.
-#include "kernels/cuda_ops.h"
 #include "kernels/launch.cuh"
 #include "ops/swiglu.h"
 

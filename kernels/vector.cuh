@@ -49,6 +49,48 @@ __device__ void store_vector(T* base, std::int64_t index, const Vector<T, N>& va
   reinterpret_cast<Vector<T, N>*>(base)[index] = value;
 }
 
+// 16 bytes of elements, kept as they lie in memory: as elements of 16 bits of their own they would
+// take a register each.
+template <class T>
+struct alignas(16) Packed {
+  static constexpr int kSize = kVectorSize<T>;
+  std::uint32_t word[4];
+
+  __device__ float operator[](int i) const {
+    if constexpr (kSize == 4) {
+      return __uint_as_float(word[i]);
+    } else {
+      return __uint_as_float(i % 2 == 0 ? word[i / 2] << 16 : word[i / 2] & 0xffff0000U);
+    }
+  }
+
+  // Rounds to T.
+  __device__ static Packed of(const float (&x)[kSize]) {
+    Packed result;
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+      if constexpr (kSize == 4) {
+        result.word[w] = __float_as_uint(x[w]);
+      } else {
+        const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * w], x[2 * w + 1]);
+        result.word[w] = static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.x)) |
+                         static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+      }
+    }
+    return result;
+  }
+};
+
+template <class T>
+__device__ Packed<T> load_packed(const T* base, std::int64_t group) {
+  return reinterpret_cast<const Packed<T>*>(base)[group];
+}
+
+template <class T>
+__device__ void store_packed(T* base, std::int64_t group, const Packed<T>& value) {
+  reinterpret_cast<Packed<T>*>(base)[group] = value;
+}
+
 // Whether pointers lie on multiples of bytes.
 template <class... Pointers>
 bool is_aligned(std::size_t bytes, const Pointers*... pointers) {

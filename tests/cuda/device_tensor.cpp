@@ -19,6 +19,33 @@ namespace {
 constexpr std::size_t kGuardBytes = 256;
 constexpr int kGuardValue = 0xa5;
 
+template <class T>
+T read(const std::byte* from) {
+  T value{};
+  std::memcpy(&value, from, sizeof(value));
+  return value;
+}
+
+double element(DType type, const std::byte* from) {
+  switch (type) {
+    case DType::f64:
+      return read<double>(from);
+    case DType::f32:
+      return read<float>(from);
+    case DType::bf16:
+      return to_float(read<BFloat16>(from));
+    case DType::f16:
+      return to_float(read<Float16>(from));
+    case DType::i64:
+      return static_cast<double>(read<std::int64_t>(from));
+    case DType::i32:
+      return read<std::int32_t>(from);
+    case DType::u8:
+      return read<std::uint8_t>(from);
+  }
+  return 0.0;
+}
+
 }  // namespace
 
 DeviceTensor::DeviceTensor(DType dtype, const Shape& shape, int shift) {
@@ -45,6 +72,10 @@ std::size_t DeviceTensor::total_bytes() const {
 }
 
 void DeviceTensor::upload(const ConstTensorView& values) {
+  if (values.dtype == view_.dtype) {
+    upload_bytes(values.data);
+    return;
+  }
   const auto* from = values.as<double>();
   std::vector<std::byte> host(view_.bytes());
   for (std::int64_t i = 0; i < view_.size(); ++i) {
@@ -57,7 +88,11 @@ void DeviceTensor::upload(const ConstTensorView& values) {
       std::memcpy(to, &value, sizeof(value));
     }
   }
-  BIFOCAL_CUDA(cudaMemcpy(view_.data, host.data(), host.size(), cudaMemcpyHostToDevice));
+  upload_bytes(host.data());
+}
+
+void DeviceTensor::upload_bytes(const void* from) {
+  BIFOCAL_CUDA(cudaMemcpy(view_.data, from, view_.bytes(), cudaMemcpyHostToDevice));
   BIFOCAL_CUDA(cudaDeviceSynchronize());  // ops' streams do not wait for the stream of such copies
 }
 
@@ -74,16 +109,7 @@ std::vector<double> DeviceTensor::download(CudaStream& stream) const {
   }
   std::vector<double> values(static_cast<std::size_t>(view_.size()));
   for (std::size_t i = 0; i < values.size(); ++i) {
-    const std::byte* from = host.data() + begin + i * size_of(view_.dtype);
-    if (view_.dtype == DType::bf16) {
-      BFloat16 half;
-      std::memcpy(&half, from, sizeof(half));
-      values[i] = to_float(half);
-    } else {
-      float value = 0.0F;
-      std::memcpy(&value, from, sizeof(value));
-      values[i] = value;
-    }
+    values[i] = element(view_.dtype, host.data() + begin + i * size_of(view_.dtype));
   }
   return values;
 }

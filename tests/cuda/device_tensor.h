@@ -25,13 +25,14 @@ class DeviceTensor {
 
   const TensorView& view() const { return view_; }
 
-  // values: float64, rounded to this tensor's type.
+  // values: of this tensor's type, or float64 that are rounded to it.
   void upload(const ConstTensorView& values);
   // The elements as float64; a failed expectation when a guard was written over.
   std::vector<double> download(CudaStream& stream) const;
 
  private:
   std::size_t total_bytes() const;
+  void upload_bytes(const void* from);
 
   std::byte* base_ = nullptr;
   TensorView view_;
@@ -46,6 +47,19 @@ Tensor stored_normals(
 
 // A device tensor of type `stored` with these float64 values.
 DeviceTensor on_device(const ConstTensorView& values, DType stored, int shift);
+
+// A device tensor of these numbers as they are: flags, ids, float64.
+template <class T>
+DeviceTensor numbers_on_device(const std::vector<T>& values, const Shape& shape) {
+  DeviceTensor tensor(kDTypeOf<T>, shape, 0);
+  tensor.upload({values.data(), kDTypeOf<T>, shape});
+  return tensor;
+}
+
+template <class T>
+DeviceTensor numbers_on_device(const std::vector<T>& values) {
+  return numbers_on_device(values, {static_cast<std::int64_t>(values.size())});
+}
 
 // Unit roundoff of float32.
 inline constexpr double kRoundoff = 5.9604644775390625e-8;

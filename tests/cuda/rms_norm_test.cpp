@@ -1,10 +1,12 @@
 // RMSNorm on the device against its CPU op in double.
+#include "ops/rms_norm.h"
+
 #include <algorithm>
 
 #include <gtest/gtest.h>
 
 #include "cuda/device_tensor.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 
 namespace bifocal {
 namespace {

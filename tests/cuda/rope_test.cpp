@@ -1,10 +1,12 @@
 // Rotation by position on the device against its CPU op in double.
+#include "ops/rope.h"
+
 #include <cmath>
 
 #include <gtest/gtest.h>
 
 #include "cuda/device_tensor.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 
 namespace bifocal {
 namespace {
@@ -65,6 +67,43 @@ TEST(CudaRope, RotationMatchesTheCpuOpBothWays) {
         run(stream, RopeRotate{device_x.view(), cos.view(), sin.view(), inverse});
         // Two products and their sum.
         test::expect_close(device_x.download(stream), x, stored, 3, magnitude);
+      }
+    }
+  }
+}
+
+// Angles are the CPU's; cos and sin are off by the rounding to float32 and, near its midpoints and
+// the functions' zeros, by a few roundoffs of double.
+TEST(CudaRope, TableMatchesTheCpuOp) {
+  CudaStream stream;
+  CpuStream cpu;
+  Memory memory;
+  const std::vector<std::int32_t> positions{0, 1, 2, 3, 447, 40959, 131071, 1048575, 2147483647};
+  const auto tokens = static_cast<std::int64_t>(positions.size());
+  const DeviceTensor device_positions = test::numbers_on_device(positions);
+  for (const int half : {1, 32, 64, 128, 129, 300}) {
+    const std::vector<double> frequencies = rope_frequencies(2 * half, 1e6, {});
+    const Tensor want_cos = memory.empty(Region::activations, DType::f64, {tokens, half});
+    const Tensor want_sin = memory.empty(Region::activations, DType::f64, {tokens, half});
+    const DeviceTensor cos(DType::f32, {tokens, half}, 0);
+    const DeviceTensor sin(DType::f32, {tokens, half}, 3);
+    RopeTable op{want_cos,
+                 want_sin,
+                 {positions.data(), DType::i32, {tokens}},
+                 {frequencies.data(), DType::f64, {half}}};
+    run(cpu, op);
+    op.cos = cos.view();
+    op.sin = sin.view();
+    op.positions = device_positions.view();
+    op.check();
+    run(stream, op);
+    for (const auto& [got, want] : {std::pair{&cos, &want_cos}, {&sin, &want_sin}}) {
+      const std::vector<double> values = got->download(stream);
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const double exact = want->as<double>()[i];
+        ASSERT_LE(std::abs(values[i] - exact), std::abs(exact) * test::kRoundoff + 3e-15)
+            << (got == &cos ? "cos" : "sin") << " of width " << half << ", element " << i
+            << ": got " << values[i] << ", want " << exact;
       }
     }
   }

@@ -1,10 +1,12 @@
 // SwiGLU on the device against its CPU ops in double.
+#include "ops/swiglu.h"
+
 #include <cmath>
 
 #include <gtest/gtest.h>
 
 #include "cuda/device_tensor.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 
 namespace bifocal {
 namespace {

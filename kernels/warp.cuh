@@ -1,0 +1,31 @@
+// Sums and maxima over the lanes of a warp or of an aligned part of one, in a fixed order. Every
+// lane gets the result; all lanes of the warp must call.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace bifocal {
+
+inline constexpr int kWarp = 32;
+inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+// Lanes: a power of two up to 32.
+template <int Lanes = kWarp, class T>
+__device__ T warp_sum(T x) {
+#pragma unroll
+  for (int distance = Lanes / 2; distance > 0; distance /= 2) {
+    x += __shfl_xor_sync(kAllLanes, x, distance);
+  }
+  return x;
+}
+
+template <int Lanes = kWarp>
+__device__ float warp_max(float x) {
+#pragma unroll
+  for (int distance = Lanes / 2; distance > 0; distance /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(kAllLanes, x, distance));
+  }
+  return x;
+}
+
+}  // namespace bifocal
