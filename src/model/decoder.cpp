@@ -1,10 +1,9 @@
 // Embedding, blocks and final norm, with weights acquired unit by unit.
 #include "model/decoder.h"
 
-#include <cstring>
-
 #include "ops/embedding.h"
 #include "ops/rms_norm.h"
+#include "ops/transfer.h"
 
 namespace bifocal {
 
@@ -79,7 +78,7 @@ Tensor Decoder::forward_kept(RowLayout& layout,
                              Recompute recompute,
                              DecoderKept& kept) {
   kept.ids = context_.memory.empty(Region::activations, DType::i32, ids.shape);
-  std::memcpy(kept.ids.view().data, ids.data, ids.bytes());
+  run(context_.stream, Copy{.y = kept.ids, .x = ids});
   kept.rope = make_rope(context_, config_, layout.positions());
   kept.blocks = std::vector<BlockKept>(static_cast<std::size_t>(config_.layers));
   Tensor x = embed(ids);

@@ -175,7 +175,11 @@ std::string_view name_of(StageKind stage) {
 }
 
 DType compute_type(const RunConfig& config) {
-  return config.run.dtype == "float64" ? DType::f64 : DType::f32;
+  const std::string dtype = resolved_dtype(config);
+  if (dtype == "bfloat16") {
+    return DType::bf16;
+  }
+  return dtype == "float64" ? DType::f64 : DType::f32;
 }
 
 PeakBytes forecast_memory(const ForecastInputs& inputs,
