@@ -57,7 +57,7 @@ constexpr int kRowOrder = 2;
 
 // What decides whether one run may continue another's checkpoint.
 std::string identity_of(const RunConfig& config, const std::string& model_json) {
-  std::string text = model_json + "\n" + config.teacher.path + "\n" + config.run.dtype;
+  std::string text = model_json + "\n" + config.teacher.path + "\n" + resolved_dtype(config);
   text += "\n" + canonical_text(data_mixture(config));
   text += fmt::format("{} {} {} {} {}",
                       kRowOrder,
@@ -135,7 +135,9 @@ void train(const RunConfig& config, const MpiSession& mpi) {
   BIFOCAL_REQUIRE(
       !config.teacher.path.empty(),
       "[train] wanted a teacher, got none: set teacher.path to a Hugging Face directory");
-  const Mesh mesh(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence});
+  Session session(config, mpi.world());
+  const Mesh mesh(session.take_world(),
+                  {.data = config.mesh.data, .sequence = config.mesh.sequence});
   require_rows_for_ranks(config, counts_of(mesh));
   const ModelConfig teacher_config = read_hf_config(config.teacher.path);
   const ModelConfig config_of_student = student_config(config);
@@ -157,7 +159,6 @@ void train(const RunConfig& config, const MpiSession& mpi) {
     }
   }
 
-  Session session(config);
   const Context context = session.context();
   LoadedModel teacher = load_model(context,
                                    teacher_config,
@@ -217,7 +218,9 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
   BIFOCAL_REQUIRE(
       !student_directory(config).empty(),
       "[pretrain] wanted a model, got none: set student.init to a directory with config.json");
-  const Mesh mesh(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence});
+  Session session(config, mpi.world());
+  const Mesh mesh(session.take_world(),
+                  {.data = config.mesh.data, .sequence = config.mesh.sequence});
   require_rows_for_ranks(config, counts_of(mesh));
   const ModelConfig model_config = student_config(config);
   TrainSetup setup = make_setup(config, model_config);
@@ -227,7 +230,6 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
 
-  Session session(config);
   const Context context = session.context();
   LoadedModel model = load_model(context,
                                  model_config,

@@ -3,6 +3,7 @@
 
 #include "config/model_config.h"
 #include "config/options.h"
+#include "core/error.h"
 
 namespace bifocal {
 
@@ -38,11 +39,20 @@ OptionSection run_section() {
                .field = at(section, &Run::seed),
                .help = "seed of the student's new tensors",
                .range = kNotNegative},
+              {.key = "run.device",
+               .field = at(section, &Run::device),
+               .help = "what ranks compute on: the CPU, or a GPU each",
+               .words = {"cpu", "cuda"}},
               {.key = "run.dtype",
                .field = at(section, &Run::dtype),
-               .help = "type that the ops compute in; bfloat16, with float32 sums and master "
-                       "weights, on GPUs",
-               .words = {"float32", "float64", "bfloat16"}},
+               .help = "type that the ops compute in; auto: bfloat16 on GPUs (sums and master "
+                       "weights in float32), else float32. float64 on CPUs alone",
+               .words = {"auto", "float32", "float64", "bfloat16"}},
+              {.key = "run.kernels",
+               .field = at(section, &Run::kernels),
+               .help = "GPU kernels: those made for the device where there are any, or the "
+                       "portable ones alone",
+               .words = {"auto", "portable"}},
               {.key = "run.log_every",
                .field = at(section, &Run::log_every),
                .help = "steps for each line of metrics.jsonl and of plain console output",
@@ -352,6 +362,21 @@ const std::vector<OptionSection>& option_sections() {
                                                       checkpoint_section(),
                                                       evaluate_section()};
   return sections;
+}
+
+std::string resolved_dtype(const RunConfig& config) {
+  const bool on_gpu = config.run.device == "cuda";
+  const std::string& dtype = config.run.dtype;
+  if (dtype == "auto") {
+    return on_gpu ? "bfloat16" : "float32";
+  }
+  BIFOCAL_REQUIRE(!on_gpu || dtype != "float64",
+                  "[config] wanted run.dtype bfloat16 or float32 with run.device = \"cuda\", got "
+                  "float64: set another type, or run.device = \"cpu\"");
+  BIFOCAL_REQUIRE(on_gpu || dtype != "bfloat16",
+                  "[config] wanted run.dtype float32 or float64 with run.device = \"cpu\", got "
+                  "bfloat16: set another type, or run.device = \"cuda\"");
+  return dtype;
 }
 
 }  // namespace bifocal

@@ -18,7 +18,7 @@ AlignStage::AlignStage(Context context,
       placement_(placement),
       trainable_(trainable),
       rows_(std::move(rows)),
-      self_(make_self_communicator()) {
+      self_(mesh.world().split(mesh.world().rank())) {
   for (const MixerSettings& settings : student.config().mixers) {
     mixers_.emplace_back(context, student.config(), settings);
   }

@@ -3,6 +3,7 @@
 
 #include "ops/embedding.h"
 #include "ops/rms_norm.h"
+#include "ops/transfer.h"
 
 namespace bifocal {
 

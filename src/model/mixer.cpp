@@ -12,16 +12,18 @@
 namespace bifocal {
 
 Rope make_rope(Context& context, const ModelConfig& config, const ConstTensorView& positions) {
-  std::vector<double> frequencies =
+  const std::vector<double> frequencies =
       rope_frequencies(static_cast<int>(config.head_dim), config.rope_theta, config.rope_scaling);
   const Shape shape{positions.shape[0], config.head_dim / 2};
   Rope rope{context.memory.empty(Region::activations, context.sum_type(), shape),
             context.memory.empty(Region::activations, context.sum_type(), shape)};
+  const Tensor on_device =
+      context.memory.empty(Region::activations, DType::f64, {config.head_dim / 2});
   run(context.stream,
-      RopeTable{.cos = rope.cos,
-                .sin = rope.sin,
-                .positions = positions,
-                .frequencies = {frequencies.data(), DType::f64, {config.head_dim / 2}}});
+      Upload{.y = on_device, .x = {frequencies.data(), DType::f64, on_device.shape()}});
+  run(context.stream,
+      RopeTable{
+          .cos = rope.cos, .sin = rope.sin, .positions = positions, .frequencies = on_device});
   return rope;
 }
 

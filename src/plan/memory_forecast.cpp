@@ -193,10 +193,11 @@ std::string_view name_of(StageKind stage) {
 }
 
 DType compute_type(const RunConfig& config) {
-  if (config.run.dtype == "bfloat16") {
+  const std::string dtype = resolved_dtype(config);
+  if (dtype == "bfloat16") {
     return DType::bf16;
   }
-  return config.run.dtype == "float64" ? DType::f64 : DType::f32;
+  return dtype == "float64" ? DType::f64 : DType::f32;
 }
 
 DType moment_type(const RunConfig& config) {
@@ -204,7 +205,7 @@ DType moment_type(const RunConfig& config) {
 }
 
 bool keeps_moments_on_host(const RunConfig& config) {
-  return config.optimizer.moments == "host" && compute_type(config) == DType::bf16;
+  return config.optimizer.moments == "host" && config.run.device == "cuda";
 }
 
 PeakBytes forecast_memory(const ForecastInputs& inputs,
