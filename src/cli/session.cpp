@@ -8,9 +8,13 @@
 #include "core/random.h"
 #include "hf/hf_config.h"
 #include "hf/model_tensors.h"
+#include "model/host_images.h"
+#include "ops/elementwise.h"
 #include "ops/fill.h"
+#include "ops/transfer.h"
 #include "plan/plan.h"
 #include "plan/start_values.h"
+#include "train/sharded_tensors.h"
 
 namespace bifocal {
 
@@ -44,16 +48,20 @@ RowSourceOptions row_options(const RunConfig& config, std::int64_t vocabulary, S
           .pad_id = 0};
 }
 
-std::vector<ShardedTensor> weight_tensors(Weights& weights) {
-  std::vector<ShardedTensor> tensors;
-  weights.fill([&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-    tensors.push_back({.name = parameter.name,
-                       .global = parameter.shape,
-                       .begin = begin,
-                       .end = begin + piece.size(),
-                       .data = piece});
-  });
-  return tensors;
+// Start values in any type, on the host.
+void fill_new(const Parameter& parameter,
+              const StartValues& start,
+              std::int64_t begin,
+              const TensorView& piece) {
+  if (piece.dtype != DType::bf16) {
+    fill_start_values(parameter, start, begin, piece);
+    return;
+  }
+  CpuStream cpu;
+  Memory host;
+  const Tensor exact = host.empty(Region::weights, DType::f32, piece.shape);
+  fill_start_values(parameter, start, begin, exact);
+  run(cpu, Cast{.y = piece, .x = exact});
 }
 
 // The checkpoint must hold every copied tensor; new ones are optional unless its own config has
@@ -157,22 +165,38 @@ LoadedModel load_model(Context context,
     reader.emplace(directory);
     check_source(*reader, directory);
   }
-  Weights::Options options{placement.placement, context.dtype, placement.region};
+  Weights::Options options{placement.placement, context.dtype, placement.region, !placement.frozen};
   if (placement.frozen && reader && all_bfloat16(*reader, config)) {
     options.storage = DType::bf16;
   }
-  const auto fill_piece =
+  const StartValues start = start_values(run.student);
+  const auto seed = static_cast<std::uint64_t>(run.run.seed);
+  const auto from_files =
       [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-        if (reader && reader->contains(parameter.name)) {
+        if (reader->contains(parameter.name)) {
           reader->read(parameter.name, begin, piece);
-        } else if (parameter.is_new()) {
-          fill_start_values(parameter, start_values(run.student), begin, piece);
         } else {
-          fill_random(
-              context.stream, parameter, static_cast<std::uint64_t>(run.run.seed), begin, piece);
+          fill_new(parameter, start, begin, piece);
         }
       };
-  return {context, config, group, options, [&](Weights& weights) { weights.fill(fill_piece); }};
+  const auto random = [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
+    if (parameter.is_new()) {
+      Memory host;
+      const Tensor staged = host.empty(placement.region, piece.dtype, piece.shape);
+      fill_new(parameter, start, begin, staged);
+      bifocal::run(context.stream, Upload{.y = piece, .x = staged});
+    } else {
+      fill_random(context.stream, parameter, seed, begin, piece);
+    }
+  };
+  return {context, config, group, options, [&](Weights& weights) {
+            if (reader) {
+              weights.fill(from_files);
+            } else {
+              weights.for_each_piece(random);
+              weights.round_masters();
+            }
+          }};
 }
 
 LoadedModel open_student(Context context,
@@ -189,9 +213,13 @@ LoadedModel open_student(Context context,
   }
   const CheckpointInfo info = read_checkpoint_info(*checkpoint);
   const ModelConfig config = parse_hf_config(info.model_config, checkpoint->string());
-  const Weights::Options options{placement.placement, context.dtype, placement.region};
+  const Weights::Options options{
+      placement.placement, context.dtype, placement.region, !placement.frozen};
   return {context, config, group, options, [&](Weights& weights) {
-            load_checkpoint(*checkpoint, weight_tensors(weights), group);
+            HostImages images(context, weights.masters());
+            load_checkpoint(*checkpoint, sharded_tensors(weights, images.images(), ""), group);
+            images.upload();
+            weights.round_masters();
           }};
 }
 

@@ -267,34 +267,47 @@ OptionSection optimizer_section() {
                .field = at(section, &Optimizer::decay),
                .help = "weight decay of copied matrices, embedding and head; never in align",
                .range = kNotNegative},
+              {.key = "optimizer.moments",
+               .field = at(section, &Optimizer::moments),
+               .help = "moments: float32 (float64 with run.dtype), bfloat16, or as float32 in the "
+                       "host's memory",
+               .words = {"float32", "bfloat16", "host"}},
           }};
 }
 
 OptionSection memory_section() {
   using Memory = RunConfig::Memory;
   const auto section = &RunConfig::memory;
-  return {"memory",
-          "What is kept and what is computed or gathered again",
-          {
-              {.key = "memory.recompute",
-               .field = at(section, &Memory::recompute),
-               .help = "what the backward pass computes again: nothing, or each block",
-               .words = {"none", "block"}},
-              {.key = "memory.weights",
-               .field = at(section, &Memory::weights),
-               .help = "student weights: whole on every rank, or sharded and gathered by layer",
-               .words = {"replicate", "shard"}},
-              {.key = "memory.logit_chunk",
-               .field = at(section, &Memory::logit_chunk),
-               .help = "tokens whose logits exist at once",
-               .range = kAtLeastOne,
-               .unit = "tokens"},
-              {.key = "memory.limit_gib",
-               .field = at(section, &Memory::limit_gib),
-               .help = "most tensor memory of a rank; 0: no limit",
-               .range = kNotNegative,
-               .unit = "GiB"},
-          }};
+  return {
+      "memory",
+      "What is kept and what is computed or gathered again",
+      {
+          {.key = "memory.recompute",
+           .field = at(section, &Memory::recompute),
+           .help = "what the backward pass computes again, from nothing to each block; auto: as "
+                   "little as memory.limit_gib allows",
+           .words = {"auto", "none", "light", "mlp", "mixer", "block"}},
+          {.key = "memory.kept_layers",
+           .field = at(section, &Memory::kept_layers),
+           .help = "last layers that keep as much as the level before memory.recompute's; not "
+                   "with auto",
+           .range = kNotNegative,
+           .unit = "layers"},
+          {.key = "memory.weights",
+           .field = at(section, &Memory::weights),
+           .help = "student weights: whole on every rank, or sharded and gathered by layer",
+           .words = {"replicate", "shard"}},
+          {.key = "memory.logit_chunk",
+           .field = at(section, &Memory::logit_chunk),
+           .help = "tokens whose logits exist at once",
+           .range = kAtLeastOne,
+           .unit = "tokens"},
+          {.key = "memory.limit_gib",
+           .field = at(section, &Memory::limit_gib),
+           .help = "most tensor memory of a rank; 0: no limit",
+           .range = kNotNegative,
+           .unit = "GiB"},
+      }};
 }
 
 OptionSection checkpoint_section() {

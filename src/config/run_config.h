@@ -81,11 +81,13 @@ struct RunConfig {
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;
-    double decay = 0.1;  // on copied matrices, embedding and head
+    double decay = 0.1;               // on copied matrices, embedding and head
+    std::string moments = "float32";  // float32, bfloat16 or host
   } optimizer;
 
   struct Memory {
-    std::string recompute = "none";     // none or block: what the backward pass computes again
+    std::string recompute = "auto";     // auto, or a level: what the backward pass computes again
+    std::int64_t kept_layers = 0;       // last layers that keep as much as the level before
     std::string weights = "replicate";  // student weights: replicate or shard
     std::int64_t logit_chunk = 256;     // tokens whose logits exist at once
     double limit_gib = 0.0;             // most tensor memory of a rank; 0: no limit

@@ -80,7 +80,7 @@ Tensor Mixer::forward_ulysses(const MixerInputs& in) {
   const Tensor k = exchange.to_heads(kept.k);
   const Tensor v = exchange.to_heads(kept.v);
   const Tensor out = activation(q.shape());
-  const Tensor lse = activation({q.shape()[0], q.shape()[1]});
+  const Tensor lse = sums({q.shape()[0], q.shape()[1]});
   AttentionInputs inputs{.q = q, .k = k, .v = v, .key_begin = in.layout.whole_row_key_begin()};
   run(context_.stream, SlidingAttentionForward{.out = out, .lse = lse, .inputs = inputs});
   Tensor heads = activation({in.layout.tokens(), config_.heads, config_.head_dim});

@@ -75,7 +75,7 @@ class MixerCheck {
     const TensorView x = own_rows("in/x");
     const MixerInputs in{weights, layout_, rope, x};
     IncomingState incoming;
-    const MixerKept kept = mixer.forward(in, incoming);
+    MixerKept kept = mixer.forward(in, incoming);
     check_rows("out/heads", kept.heads());
 
     const std::int64_t tokens = layout_.tokens();
@@ -88,14 +88,13 @@ class MixerCheck {
     if (file_.has("out/state_C")) check_final_state(config, kept, incoming);
 
     const TensorView d_y = own_rows("in/dy");
-    const Tensor d_heads =
-        context_.memory.empty(Region::activations, context_.dtype, kept.heads().shape);
+    Tensor d_heads = context_.memory.empty(Region::activations, context_.dtype, kept.heads().shape);
     const Tensor d_x = context_.memory.empty(Region::activations, context_.dtype, x.shape);
     run(context_.stream,
         LinearBackwardWeight{.d_weight = gradients.o, .d_y = d_y, .x = kept.heads().reshape(flat)});
     run(context_.stream,
         LinearBackwardInput{.d_x = d_heads.reshape(flat), .d_y = d_y, .weight = weights.o});
-    mixer.backward(in, kept, incoming, d_heads, {.gradients = gradients, .d_x = d_x});
+    mixer.backward(in, kept, incoming, std::move(d_heads), {.gradients = gradients, .d_x = d_x});
     check_rows("grad/x", d_x);
     for (const auto& [name, field] : fields<TensorView>()) {
       if (!file_.has("grad/" + name)) continue;

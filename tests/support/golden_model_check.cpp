@@ -210,6 +210,7 @@ class ModelCheck {
                             .clip_scope = stage.clip_scope(),
                             .clip = file_.number("steps.clip_norm"),
                             .unit_factors = result.unit_factors,
+                            .unit_squares = result.unit_squares,
                             .number = step + 1},
                            gradients_));
     }
