@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "kernels/cublas_lt.h"
 #include "kernels/cuda_check.h"
 #include "kernels/cuda_stream.h"
 
@@ -19,6 +20,13 @@ CudaStream::CudaStream(int device) {
 
 CudaStream::~CudaStream() {
   cudaStreamDestroy(handle_);
+}
+
+CublasLt& CudaStream::blas() {
+  if (blas_ == nullptr) {
+    blas_ = std::make_unique<CublasLt>();
+  }
+  return *blas_;
 }
 
 void CudaStream::synchronize() {

@@ -1,9 +1,13 @@
 // The CUDA backend's queue of work.
 #pragma once
 
+#include <memory>
+
 #include <cuda_runtime.h>
 
 namespace bifocal {
+
+class CublasLt;  // kernels/cublas_lt.h
 
 // Owns one CUDA stream of one device. Ops return once they are queued; they run in order.
 class CudaStream {
@@ -16,11 +20,15 @@ class CudaStream {
 
   cudaStream_t handle() const { return handle_; }
 
+  // The library of matrix products for this stream, made at its first use.
+  CublasLt& blas();
+
   // Blocks until all queued work is done. Throws Error when any of it failed.
   void synchronize();
 
  private:
   cudaStream_t handle_ = nullptr;
+  std::unique_ptr<CublasLt> blas_;
 };
 
 }  // namespace bifocal
