@@ -10,7 +10,6 @@
 
 #include "core/random.h"
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_ops.h"
 #include "kernels/kernel_choice.h"
 
 namespace bifocal {
