@@ -1,10 +1,12 @@
 // The mix of far and near sight on the device against its CPU op in double.
+#include "ops/bifocal_gate.h"
+
 #include <cmath>
 
 #include <gtest/gtest.h>
 
 #include "cuda/device_tensor.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 
 namespace bifocal {
 namespace {

@@ -1,9 +1,11 @@
 // Add, Zero and Cast on the device against their CPU ops in double.
+#include "ops/elementwise.h"
+
 #include <gtest/gtest.h>
 
 #include "cuda/device_tensor.h"
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 
 namespace bifocal {
 namespace {
