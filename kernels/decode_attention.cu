@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "core/error.h"
-#include "kernels/cuda_ops.h"
 #include "kernels/device_scratch.h"
 #include "kernels/launch.cuh"
 #include "kernels/tensor_core.cuh"
+#include "ops/decode_attention.h"
 
 namespace bifocal {
 namespace {

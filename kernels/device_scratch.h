@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/cuda_check.h"
 #include "kernels/cuda_stream.h"
 
 namespace bifocal {
@@ -13,31 +12,19 @@ namespace bifocal {
 // use it are still queued. Contents are undefined.
 class DeviceScratch {
  public:
-  explicit DeviceScratch(CudaStream& stream) : stream_(stream.handle()) {}
+  explicit DeviceScratch(CudaStream& stream) : memory_(stream.memory()) {}
 
-  ~DeviceScratch() {
-    for (void* block : blocks_) {
-      cudaFreeAsync(block, stream_);
-    }
-  }
-
-  DeviceScratch(const DeviceScratch&) = delete;
-  DeviceScratch& operator=(const DeviceScratch&) = delete;
-
-  // Room for `count` elements, aligned to 256 bytes. Throws Error when memory runs out.
+  // Room for `count` elements, aligned to 512 bytes. Throws Error when memory runs out.
   template <class T>
   T* take(std::int64_t count) {
-    void* block = nullptr;
-    const auto bytes = static_cast<std::size_t>(count > 0 ? count : 1) * sizeof(T);
-    blocks_.reserve(blocks_.size() + 1);
-    BIFOCAL_CUDA(cudaMallocAsync(&block, bytes, stream_));
-    blocks_.push_back(block);
-    return static_cast<T*>(block);
+    const std::int64_t bytes = (count > 0 ? count : 1) * static_cast<std::int64_t>(sizeof(T));
+    blocks_.push_back(memory_.empty(Region::scratch, DType::u8, {bytes}));
+    return reinterpret_cast<T*>(blocks_.back().template as<std::uint8_t>());
   }
 
  private:
-  cudaStream_t stream_;
-  std::vector<void*> blocks_;
+  Memory& memory_;
+  std::vector<Tensor> blocks_;
 };
 
 }  // namespace bifocal

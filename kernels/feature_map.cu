@@ -1,5 +1,4 @@
 // Softmax features: the choice of kernels, and the last sum of the weights' gradient.
-#include "kernels/cuda_ops.h"
 #include "kernels/feature_map.cuh"
 #include "ops/feature_map.h"
 

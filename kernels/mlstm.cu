@@ -1,6 +1,6 @@
 // The mLSTM's ops on the device: the order of kernels.
-#include "kernels/cuda_ops.h"
 #include "kernels/mlstm_problem.cuh"
+#include "ops/mlstm.h"
 
 namespace bifocal {
 namespace {

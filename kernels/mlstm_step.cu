@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda_ops.h"
 #include "kernels/launch.cuh"
+#include "ops/mlstm.h"
 
 namespace bifocal {
 namespace {

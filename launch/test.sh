@@ -39,7 +39,7 @@ phase "build" cmake --build --preset cpu
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
   PATH=$PATH:/usr/local/cuda/bin
   phase "configure cuda" cmake --preset cuda
-  phase "build cuda" cmake --build --preset cuda --target bifocal_kernels cuda_tests
+  phase "build cuda" cmake --build --preset cuda --target bifocal_cli cuda_tests
 elif [[ "${BIFOCAL_REQUIRE_CUDA:-0}" == 1 ]]; then
   echo "[test] nvcc was not found, and BIFOCAL_REQUIRE_CUDA=1 wants it: put it on PATH" >&2
   exit 1

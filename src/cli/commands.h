@@ -34,6 +34,7 @@ void add_rollouts_command(CLI::App& app, const CommandContext& context);
 void add_grade_command(CLI::App& app, const CommandContext& context);
 void add_compare_command(CLI::App& app, const CommandContext& context);
 void add_export_command(CLI::App& app, const CommandContext& context);
+void add_merge_command(CLI::App& app, const CommandContext& context);
 void add_memory_command(CLI::App& app, const CommandContext& context);
 void add_inspect_command(CLI::App& app, const CommandContext& context);
 void add_config_command(CLI::App& app, const CommandContext& context);

@@ -1,6 +1,5 @@
 // The program: its commands, and the one place where errors are caught, printed and turned into an
 // exit code (0 done, 1 error, 2 usage).
-#include <array>
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -9,7 +8,6 @@
 #include <sstream>
 #include <string>
 #include <thread>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
@@ -18,6 +16,7 @@
 #include "cli/config_options.h"
 #include "cli/version.h"
 #include "core/error.h"
+#include "core/process.h"
 
 namespace bifocal {
 
@@ -46,6 +45,7 @@ void add_commands(CLI::App& app, const CommandContext& context) {
   add_grade_command(app, context);
   add_compare_command(app, context);
   add_export_command(app, context);
+  add_merge_command(app, context);
   add_memory_command(app, context);
   add_inspect_command(app, context);
   add_config_command(app, context);
@@ -83,11 +83,6 @@ int run(const MpiSession& mpi, int argc, char** argv) {
     return end_of_parsing(app, reason, mpi.world()->rank(), argv);
   }
   return 0;
-}
-
-std::string host_name() {
-  std::array<char, 256> name{};
-  return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
 // Prints the error and ends the job. Ranks that share one error (require_all) all come here: the

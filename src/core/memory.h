@@ -4,11 +4,9 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "core/tensor.h"
 
@@ -24,10 +22,45 @@ enum class Region : std::uint8_t {
   loss,             // logit chunks and their gradients
   communication,    // halos, states and buffers in flight
   cache,            // keys, values and states of generation
+  scratch,          // what an op on a device needs while it runs
   count
 };
 
 std::string_view name_of(Region region);
+
+// Where Memory takes its blocks from: the host, or a device. Throws nothing but what a failing
+// device reports. Not thread safe.
+class MemorySource {
+ public:
+  MemorySource() = default;
+  MemorySource(const MemorySource&) = delete;
+  MemorySource& operator=(const MemorySource&) = delete;
+  MemorySource(MemorySource&&) = delete;
+  MemorySource& operator=(MemorySource&&) = delete;
+  virtual ~MemorySource() = default;
+
+  // Whether the CPU may read and write blocks.
+  virtual bool on_host() const = 0;
+  // Sizes of blocks are multiples of it, and addresses too.
+  virtual std::size_t granule() const = 0;
+  // A block; null when there is no more memory.
+  virtual void* take(std::size_t bytes) = 0;
+  // Takes a block back; work that was queued before may still use it.
+  virtual void give(void* block, std::size_t bytes) noexcept = 0;
+  // All bits of [block, block + bytes) zero, in the order of queued work.
+  virtual void clear(void* block, std::size_t bytes) = 0;
+  // Returns what no block needs to the system.
+  virtual void trim() = 0;
+  // Bytes taken from the system, blocks that were given back included: now, and the most so far.
+  virtual std::size_t held_bytes() const = 0;
+  virtual std::size_t peak_held_bytes() const = 0;
+  // What there is in all, for the text of an error: "the system has no more".
+  virtual std::string shortage() const = 0;
+};
+
+// Blocks on the host, 64-byte aligned. Those given back are kept for others of the same size, so
+// that a training step touches no fresh pages after the first.
+std::unique_ptr<MemorySource> make_host_source();
 
 class Memory;
 
@@ -72,12 +105,13 @@ class Tensor {
   std::size_t capacity_ = 0;
 };
 
-// Allocates tensors on the host, 64-byte aligned. Freed blocks are kept for tensors of the same
-// size, so that a training step touches no fresh pages after the first. Not thread safe.
+// Allocates tensors, on the host unless another source is given. Not thread safe.
 class Memory {
  public:
   // limit_bytes: most bytes that live tensors may take together; 0 for no limit.
   explicit Memory(std::size_t limit_bytes = 0);
+  // A source that keeps a limit itself.
+  explicit Memory(std::unique_ptr<MemorySource> source);
   ~Memory();
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
@@ -94,8 +128,18 @@ class Memory {
   // Largest sum over regions so far.
   std::size_t peak_bytes() const { return total_peak_; }
 
-  // Returns cached blocks to the system.
-  void trim();
+  // Whether the CPU may read and write the tensors. Others are reached by ops/transfer.h.
+  bool on_host() const { return source_->on_host(); }
+
+  // Bytes taken from the system, and the most so far: what tensors take, and what lies between
+  // them.
+  std::size_t held_bytes() const { return source_->held_bytes(); }
+
+  std::size_t peak_held_bytes() const { return source_->peak_held_bytes(); }
+
+  // Returns what no tensor needs to the system.
+  void trim() { source_->trim(); }
+
   // A line per region: name, current, peak.
   std::string account() const;
 
@@ -104,12 +148,12 @@ class Memory {
   void release(void* data, std::size_t capacity, Region region) noexcept;
 
   static constexpr std::size_t kRegions = static_cast<std::size_t>(Region::count);
-  std::size_t limit_;
+  std::unique_ptr<MemorySource> source_;
+  std::size_t limit_ = 0;
   std::array<std::size_t, kRegions> current_{};
   std::array<std::size_t, kRegions> peak_{};
   std::size_t total_ = 0;
   std::size_t total_peak_ = 0;
-  std::map<std::size_t, std::vector<void*>> free_;
 };
 
 // "1.25 GiB"

@@ -13,15 +13,17 @@ namespace bifocal {
 // Row b reads all slots of k[b] and v[b]; slot order does not matter, since keys carry their
 // positions. No slot gives out = 0. A row's result does not depend on the others.
 struct DecodeAttention {
-  TensorView out;                      // [rows, heads, head_dim]
-  ConstTensorView q;                   // [rows, heads, head_dim]
-  std::span<const ConstTensorView> k;  // [rows] of [slots of the row, kv_heads * head_dim]
+  TensorView out;     // [rows, heads, head_dim]
+  ConstTensorView q;  // [rows, heads, head_dim]
+  // [rows] of [slots of the row, kv_heads * head_dim]; the spans lie on the host.
+  std::span<const ConstTensorView> k;
   std::span<const ConstTensorView> v;
   ConstTensorView sink;  // [heads], optional
   void check() const;
 };
 
-// cache[slots[i]] = rows[i], in order.
+// cache[slots[i]] = rows[i], in order. On CUDA a slot outside of the cache writes nothing, and
+// reads zeros below.
 struct CacheWrite {
   TensorView cache;       // [capacity, width]
   ConstTensorView rows;   // [count, width]

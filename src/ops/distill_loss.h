@@ -14,6 +14,8 @@ namespace bifocal {
 //   d_student = kl_weight[t] d kl[t] / d student + ce_weight[t] d ce[t] / d student
 // Weights carry everything: kept or not, (1 - s) / N_KL, s / N_CE. A row whose weights are 0 gets
 // exact zeros in d_student. Without teacher, kl and agree are absent and kl_weight is not read.
+// A next id outside of the vocabulary, where it counts, is an Error; on GPUs, which are not waited
+// for, ce or the row's gradient becomes NaN.
 struct DistillLoss {
   TensorView d_student;       // [rows, vocabulary], optional; type of student, may then be student
                               // itself, or bfloat16 beside float32 (GPUs)

@@ -7,9 +7,11 @@
 
 namespace bifocal {
 
+// An id outside the table is an Error; on GPUs, which are not waited for, its row becomes NaN, and
+// its gradient is left out.
 struct EmbeddingForward {
   TensorView y;           // [tokens, width]
-  ConstTensorView ids;    // [tokens] i32; an id outside the table is an Error
+  ConstTensorView ids;    // [tokens] i32
   ConstTensorView table;  // [vocabulary, width]
   void check() const;
 };

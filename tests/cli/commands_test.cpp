@@ -25,6 +25,7 @@ TEST(Commands, HelpListsTheCommandsAndExitsWithZero) {
                               "grade",
                               "compare",
                               "export",
+                              "merge",
                               "memory",
                               "inspect",
                               "config"}) {

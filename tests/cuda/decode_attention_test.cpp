@@ -11,7 +11,7 @@
 
 #include "cuda/device_tensor.h"
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 
 namespace bifocal {
 namespace {

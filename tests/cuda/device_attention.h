@@ -8,8 +8,9 @@
 
 #include "cuda/device_tensor.h"
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 #include "ops/attention_problem.h"
+#include "ops/sliding_attention.h"
 
 namespace bifocal::test {
 

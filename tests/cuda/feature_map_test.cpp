@@ -1,8 +1,10 @@
 // Softmax features on the device against their CPU op in double.
+#include "ops/feature_map.h"
+
 #include <gtest/gtest.h>
 
 #include "cuda/device_tensor.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 #include "support/compare.h"
 
 namespace bifocal {

@@ -6,7 +6,8 @@
 
 #include "cuda/device_tensor.h"
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
+#include "ops/mlstm.h"
 #include "ops/mlstm_case.h"
 
 namespace bifocal::test {

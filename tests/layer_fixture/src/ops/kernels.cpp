@@ -1,2 +1,2 @@
 // Planted: nobody includes kernels.
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
