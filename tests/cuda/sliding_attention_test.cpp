@@ -11,6 +11,7 @@
 #include "cuda/device_attention.h"
 #include "kernels/cuda_check.h"
 #include "kernels/cuda_ops.h"
+#include "kernels/kernel_choice.h"
 #include "ops/attention_problem.h"
 
 namespace bifocal {
@@ -76,8 +77,13 @@ void expect_near(const DeviceProblem::Pair& pair,
       << at;
 }
 
-class CudaSlidingAttention : public testing::Test {
+// Once with each choice of kernels; what may run Hopper's has a name of that kind.
+class CudaSlidingAttention : public testing::TestWithParam<KernelChoice> {
  protected:
+  void SetUp() override { set_kernel_choice(GetParam()); }
+
+  void TearDown() override { set_kernel_choice(KernelChoice::automatic); }
+
   void expect_matches_cpu(const Layout& layout, DType stored, int shift) {
     SCOPED_TRACE(fmt::format("{} shift {} {}", name_of(stored), shift, layout.describe()));
     const Problem problem(memory_, layout, DType::f64);
@@ -114,6 +120,9 @@ class CudaSlidingAttention : public testing::Test {
   Memory memory_;
 };
 
+INSTANTIATE_TEST_SUITE_P(Portable, CudaSlidingAttention, testing::Values(KernelChoice::portable));
+INSTANTIATE_TEST_SUITE_P(Hopper, CudaSlidingAttention, testing::Values(KernelChoice::automatic));
+
 Layout awkward_documents(std::int64_t window) {
   const std::int64_t w = std::min<std::int64_t>(window, 90);
   Layout layout;
@@ -123,7 +132,7 @@ Layout awkward_documents(std::int64_t window) {
   return layout;
 }
 
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpAcrossDocumentsAndWindows) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpAcrossDocumentsAndWindows) {
   for (const std::int64_t window : {std::int64_t{1},
                                     std::int64_t{2},
                                     std::int64_t{63},
@@ -139,7 +148,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpAcrossDocumentsAndWindows) {
   }
 }
 
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpForEveryHeadWidthAndGroup) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpForEveryHeadWidthAndGroup) {
   for (const std::int64_t dim : {64, 128, 256}) {
     for (std::int64_t group = 1; group <= 8; ++group) {
       Layout layout;
@@ -155,7 +164,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpForEveryHeadWidthAndGroup) {
   }
 }
 
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpAtOtherHeadWidths) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpAtOtherHeadWidths) {
   for (const std::int64_t dim : {1, 6, 8, 40, 96, 160, 512}) {
     Layout layout;
     layout.documents = {20, 50};
@@ -166,7 +175,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpAtOtherHeadWidths) {
   }
 }
 
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpAtTileEdges) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpAtTileEdges) {
   for (const std::int64_t tokens : {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 300}) {
     Layout layout;
     layout.documents = {tokens};
@@ -180,7 +189,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpAtTileEdges) {
   }
 }
 
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithHaloKeys) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpWithHaloKeys) {
   for (const std::int64_t halo : {1, 5, 31, 64, 100, 150}) {
     Layout layout;
     layout.documents = {50, 60, 41, 90};
@@ -194,7 +203,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithHaloKeys) {
 
 // Where a window or the diagonal passes the corner of a tile by one key, which tiles and which
 // masks begin and end there: 30 to 32 and 62 to 64 more than a multiple of every tile's size.
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpWhereWindowsPassCornersOfTiles) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpWhereWindowsPassCornersOfTiles) {
   for (const std::int64_t dim : {64, 128}) {
     for (const std::int64_t window : {31, 63, 127, 128, 158, 159, 160, 190, 191, 192, 193, 255}) {
       Layout layout;
@@ -217,7 +226,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpWhereWindowsPassCornersOfTiles) {
   }
 }
 
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithManyPinnedKeys) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpWithManyPinnedKeys) {
   Layout layout;
   layout.documents = {500, 300};
   layout.window = 3;
@@ -229,7 +238,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithManyPinnedKeys) {
 }
 
 // Pinned keys that no query sees get zeros; ranges of neighbours need not touch.
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpWherePinnedRangesLieFarApart) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpWherePinnedRangesLieFarApart) {
   for (const DType stored : {DType::f32, DType::bf16}) {
     Layout layout;
     layout.documents = {20, 12, 30};
@@ -250,7 +259,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpWherePinnedRangesLieFarApart) {
   }
 }
 
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithSinksNearAndFarFromTheLargestLogit) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpWithSinksNearAndFarFromTheLargestLogit) {
   for (const double mean : {-1e4, 0.0, 5.0, 7.0, 9.0, 12.0}) {
     Layout layout;
     layout.documents = {70, 130};
@@ -261,7 +270,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpWithSinksNearAndFarFromTheLargestLog
   }
 }
 
-TEST_F(CudaSlidingAttention, SinkThatTakesAllGivesZero) {
+TEST_P(CudaSlidingAttention, SinkThatTakesAllGivesZero) {
   for (const DType stored : {DType::f32, DType::bf16}) {
     Layout layout;
     layout.sink_mean = 1000.0;
@@ -279,7 +288,7 @@ TEST_F(CudaSlidingAttention, SinkThatTakesAllGivesZero) {
   }
 }
 
-TEST_F(CudaSlidingAttention, WindowOfOneReturnsTheOwnValue) {
+TEST_P(CudaSlidingAttention, WindowOfOneReturnsTheOwnValue) {
   for (const DType stored : {DType::f32, DType::bf16}) {
     Layout layout;
     layout.documents = {100};
@@ -298,7 +307,7 @@ TEST_F(CudaSlidingAttention, WindowOfOneReturnsTheOwnValue) {
   }
 }
 
-TEST_F(CudaSlidingAttention, EmptyShardOverwritesGradientsOfItsHalo) {
+TEST_P(CudaSlidingAttention, EmptyShardOverwritesGradientsOfItsHalo) {
   for (const DType stored : {DType::f32, DType::bf16}) {
     Layout layout;
     layout.documents = {80};
@@ -318,7 +327,7 @@ TEST_F(CudaSlidingAttention, EmptyShardOverwritesGradientsOfItsHalo) {
   }
 }
 
-TEST_F(CudaSlidingAttention, TheSinksGradientAloneHasTheSameBits) {
+TEST_P(CudaSlidingAttention, TheSinksGradientAloneHasTheSameBits) {
   for (const DType stored : {DType::f32, DType::bf16}) {
     Layout layout = awkward_documents(65);
     const Problem problem(memory_, layout, DType::f64);
@@ -338,7 +347,7 @@ TEST_F(CudaSlidingAttention, TheSinksGradientAloneHasTheSameBits) {
 }
 
 // A row of training's shape: many blocks at once, windows as trained.
-TEST_F(CudaSlidingAttention, MatchesTheCpuOpOnALongerRow) {
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpOnALongerRow) {
   for (const std::int64_t window : {std::int64_t{448}, kFull}) {
     Layout layout;
     layout.documents = {700, 64, 1300};
@@ -351,7 +360,7 @@ TEST_F(CudaSlidingAttention, MatchesTheCpuOpOnALongerRow) {
   }
 }
 
-TEST_F(CudaSlidingAttention, AlternatingInputsGiveTheSameBitsEveryTime) {
+TEST_P(CudaSlidingAttention, AlternatingInputsGiveTheSameBitsEveryTime) {
   for (const DType stored : {DType::f32, DType::bf16}) {
     for (const std::int64_t dim : {64, 128, 256}) {
       Layout layout = awkward_documents(65);
@@ -379,7 +388,7 @@ TEST_F(CudaSlidingAttention, AlternatingInputsGiveTheSameBitsEveryTime) {
   }
 }
 
-TEST_F(CudaSlidingAttention, RefusesWideHeadsAndStatisticsOfTheWrongType) {
+TEST_P(CudaSlidingAttention, RefusesWideHeadsAndStatisticsOfTheWrongType) {
   Layout layout;
   layout.documents = {3};
   layout.dim = 520;
