@@ -28,6 +28,11 @@ inline constexpr int kSwizzleAtomBytes = 1024;
 inline constexpr int kGroupThreads = 128;  // of a warpgroup
 inline constexpr int kGroupRows = 64;      // of its product
 
+// The thread's warpgroup in the block, in a form that the compiler knows to be the same for a warp.
+__device__ inline int warpgroup_id() {
+  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+}
+
 // Where column `column` of row `row` lies in a tile of `rows` rows, in elements.
 __host__ __device__ constexpr int swizzled_offset(int rows, int row, int column) {
   const int block = column / kSwizzleColumns;

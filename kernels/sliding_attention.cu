@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "kernels/cuda_ops.h"
 #include "kernels/device_scratch.h"
+#include "kernels/kernel_choice.h"
 #include "kernels/launch.cuh"
 #include "kernels/sliding_attention.cuh"
 #include "kernels/tensor_core.cuh"
@@ -18,6 +19,7 @@ namespace {
 constexpr const char* kWhere = "sliding_attention";
 constexpr int kThreads = 256;
 constexpr int kRowLanes = 8;      // threads of one row of d_out
+constexpr int kMostGroup = 128;   // query heads of a key-value head that Hopper's tiles hold
 constexpr int kSinkTokens = 128;  // tokens of one partial sum of the sink's gradient
 
 // delta = d_out . out, row by row.
@@ -136,7 +138,8 @@ void attend(CudaStream& stream, const SlidingAttentionForward& op) {
   auto* lse = op.lse.as<float>();
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (has_tiles(args, out)) {
-      attend_tiles(stream, args, out, lse);
+      use_hopper_kernels() && args.group <= kMostGroup ? attend_hopper(stream, args, out, lse)
+                                                       : attend_tiles(stream, args, out, lse);
       return;
     }
   }

@@ -1,5 +1,6 @@
-// What the kernels of sliding attention share. Two families compute it: plain kernels, for any type
-// and head width, and tiles on tensor cores, for bfloat16 and head widths 64, 128 and 256.
+// What the kernels of sliding attention share. Three families compute it: plain kernels, for any
+// type and head width; tiles on tensor cores, for bfloat16 and head widths 64, 128 and 256; and for
+// the same on Hopper its own products and copies.
 //
 // The query heads of a key-value head read the same keys, so its queries are one matrix of packed
 // rows: row p is token p / group, head p % group of the key-value head's.
@@ -119,6 +120,12 @@ void attend_tiles(CudaStream& stream,
                   const AttentionArgs<BFloat16>& args,
                   BFloat16* out,
                   float* lse);
+
+// The same by Hopper's own instructions, where use_hopper_kernels() allows besides.
+void attend_hopper(CudaStream& stream,
+                   const AttentionArgs<BFloat16>& args,
+                   BFloat16* out,
+                   float* lse);
 
 void differentiate_query_tiles(CudaStream& stream,
                                const AttentionArgs<BFloat16>& args,

@@ -21,7 +21,8 @@ class Rows {
 
   __device__ Rows(const ForwardProblem& problem, int group)
       : problem_(problem), first_row_(group * kGroupRows) {
-    const int row = first_row_ + static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_id() / 4;
+    const int row =
+        first_row_ + static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_id() / 4;
     const int size = problem.args.group;
     const int last = problem.block_tokens - 1;
 #pragma unroll
@@ -80,7 +81,9 @@ class Rows {
                : -1;
   }
 
-  __device__ int head(int half) const { return kv_head_ * problem_.args.group + head_[half]; }
+  __device__ int head(int half) const {
+    return kv_head_ * problem_.args.group + head_[half];
+  }
 
   int pinned_tiles, tiles;
 
@@ -113,16 +116,6 @@ class Rows {
   KeySpan full_;  // window keys that all rows of the warpgroup see
 };
 
-__device__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
-}
-
-__device__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
 // The softmax of a thread's two rows over the tiles so far. `largest` is at least the largest
 // product but kSlack / scale.
 struct RowSoftmax {
@@ -140,6 +133,7 @@ struct RowSoftmax {
   template <int R>
   __device__ bool take(float (&s)[R]) {
     float base[2];
+    bool grows = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float most = s[2 * half];
@@ -148,13 +142,13 @@ struct RowSoftmax {
         most = fmaxf(most, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
       }
       most = quad_max(most);
-      const float before = largest[half];
-      // False for the first tile only where a row sees nothing of it.
-      largest[half] = (most - before) * scale > kSlack ? most : before;
+      const float growth = (most - largest[half]) * scale;  // NaN where a row has seen nothing yet
+      factor[half] = growth > kSlack ? exp2_fast(-growth) : 1.0F;
+      largest[half] = growth > kSlack ? most : largest[half];
+      grows = grows || growth > kSlack;
       base[half] = largest[half] == -INFINITY ? 0.0F : largest[half] * scale;
-      factor[half] = exp2_fast(before * scale - base[half]);
     }
-    const bool rescale = __any_sync(0xffffffffU, factor[0] != 1.0F || factor[1] != 1.0F) != 0;
+    const bool rescale = __any_sync(0xffffffffU, grows) != 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = 0.0F;
@@ -230,7 +224,8 @@ class Multiplier {
   }
 
   __device__ void multiply_keys(float (&s)[Shape::kKeys / 2]) {
-    const Operand q = Operand::by_rows(shared_.q[slot_.stage] + group_ * kGroupRows * kSwizzleColumns);
+    const Operand q =
+        Operand::by_rows(shared_.q[slot_.stage] + group_ * kGroupRows * kSwizzleColumns);
     const Operand k = Operand::by_rows(shared_.k[k_place_.stage]);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step) {
@@ -240,7 +235,8 @@ class Multiplier {
     commit_products();
   }
 
-  __device__ void multiply_values(float (&out)[D / 2], const std::uint32_t (&p)[Shape::kKeys / 16][4]) {
+  __device__ void multiply_values(float (&out)[D / 2],
+                                  const std::uint32_t (&p)[Shape::kKeys / 16][4]) {
     const Operand v = Operand::by_columns(shared_.v[v_place_.stage], Shape::kKeys);
 #pragma unroll
     for (int step = 0; step < Shape::kKeys / 16; ++step) {
@@ -281,14 +277,17 @@ class Multiplier {
       keep(s);
       release_keys();
       rows_.mask(s, i);
-      const bool rescale = softmax_.take(s);
-      wait_products<0>();
-      keep(out);
+      // A wait on each way: as one before the branch, the assembler moves it ahead of the softmax.
+      if (softmax_.take(s)) {
+        wait_products<0>();
+        keep(out);
+        softmax_.rescale(out);
+      } else {
+        wait_products_here<0>();
+        keep(out);
+      }
       keep(p);
       release_values();
-      if (rescale) {
-        softmax_.rescale(out);
-      }
       pack(p, s);
     }
     release(shared_.q_empty[slot_.stage]);
@@ -329,7 +328,7 @@ class Multiplier {
         total = total * factor + exp2_fast(sink - most);
         largest = most;
       }
-      softmax_.factor[half] = factor / total;
+      softmax_.factor[half] = __fdividef(factor, total);
       if (lane_id() % 4 == 0 && place >= 0) {
         problem_.lse[place] = (largest + log2f(total)) * kLnOf2;
       }
@@ -392,7 +391,7 @@ __global__ void __launch_bounds__(ForwardShape<D>::kThreads, 1)
     shared.init_barriers();
   }
   __syncthreads();
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  const int group = warpgroup_id();
   if (group == 0) {
     lower_registers<32>();
     if (warp_id() == 0) {
@@ -426,14 +425,6 @@ ForwardMaps make_maps(const AttentionArgs<BFloat16>& a, int block_tokens, int ke
   return maps;
 }
 
-int num_multiprocessors() {
-  int device = 0;
-  int count = 0;
-  BIFOCAL_CUDA(cudaGetDevice(&device));
-  BIFOCAL_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 template <int D>
 void launch(CudaStream& stream, const AttentionArgs<BFloat16>& a, BFloat16* out, float* lse) {
   using Shape = ForwardShape<D>;
@@ -461,7 +452,10 @@ void launch(CudaStream& stream, const AttentionArgs<BFloat16>& a, BFloat16* out,
 }  // namespace
 }  // namespace hopper
 
-void attend_hopper(CudaStream& stream, const AttentionArgs<BFloat16>& a, BFloat16* out, float* lse) {
+void attend_hopper(CudaStream& stream,
+                   const AttentionArgs<BFloat16>& a,
+                   BFloat16* out,
+                   float* lse) {
   if (a.tokens == 0) {
     return;
   }
