@@ -9,10 +9,6 @@ namespace bifocal {
 namespace hopper {
 namespace {
 
-// A row's largest logit counts as unchanged until it grows by so many powers of 2: probabilities
-// then reach 2^8, which bfloat16 and float32 hold as well as 1, and sums need no new scale.
-constexpr float kSlack = 8.0F;
-
 // The rows of a thread, in one item: half h is row `row` + 8 h of the block.
 template <int D>
 class Rows {
@@ -118,7 +114,13 @@ class Rows {
 
 // The softmax of a thread's two rows over the tiles so far. `largest` is at least the largest
 // product but kSlack / scale.
+template <int Keys>
 struct RowSoftmax {
+  // A row's largest logit counts as unchanged until it grows by so many powers of 2: probabilities
+  // then reach 2^8, which bfloat16 and float32 hold as well as 1, and sums need no new scale.
+  static constexpr float kSlack = 8.0F;
+  static constexpr int kSize = Keys / 2;  // numbers of a thread
+
   float scale;  // of products, times log2(e)
   float largest[2];
   float sum[2];
@@ -130,15 +132,14 @@ struct RowSoftmax {
   }
 
   // Turns products into probabilities. Whether earlier sums need the factors.
-  template <int R>
-  __device__ bool take(float (&s)[R]) {
+  __device__ bool take(float (&s)[kSize]) {
     float base[2];
     bool grows = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float most = s[2 * half];
 #pragma unroll
-      for (int i = 0; i < R / 4; ++i) {
+      for (int i = 0; i < kSize / 4; ++i) {
         most = fmaxf(most, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
       }
       most = quad_max(most);
@@ -153,7 +154,7 @@ struct RowSoftmax {
     for (int half = 0; half < 2; ++half) {
       float total = 0.0F;
 #pragma unroll
-      for (int i = 0; i < R / 4; ++i) {
+      for (int i = 0; i < kSize / 4; ++i) {
 #pragma unroll
         for (int e = 4 * i + 2 * half; e < 4 * i + 2 * half + 2; ++e) {
           s[e] = exp2_fast(fmaf(s[e], scale, -base[half]));
@@ -271,6 +272,7 @@ class Multiplier {
       begin_products();
       multiply_keys(s);
       shared_.v_full[v_place_.stage].wait(v_place_.parity);
+      begin_products();
       multiply_values(out, p);
       named_arrive(turn(1 - group_), 2 * kGroupThreads);
       wait_products<1>();
@@ -375,7 +377,7 @@ class Multiplier {
   ForwardShared<D>& shared_;
   Rows<D> rows_;
   int group_;
-  RowSoftmax softmax_;
+  RowSoftmax<Shape::kKeys> softmax_;
   RingPlace<Shape::kSlots> slot_;
   RingPlace<Shape::kStages> k_place_;
   RingPlace<Shape::kStages> v_place_;
