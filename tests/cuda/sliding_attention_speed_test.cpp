@@ -10,7 +10,9 @@
 
 #include "core/random.h"
 #include "kernels/cuda_check.h"
+#include "kernels/cuda_stream.h"
 #include "kernels/kernel_choice.h"
+#include "ops/sliding_attention.h"
 
 namespace bifocal {
 namespace {

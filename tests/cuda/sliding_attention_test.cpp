@@ -1,7 +1,5 @@
 // Sliding attention on the device against its CPU op in double. Tensors on multiples of 16 bytes go
 // to the tensor cores where type and head width allow; shifted ones to the plain kernels.
-#include "ops/sliding_attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <string>
