@@ -1,5 +1,7 @@
 // Sliding attention on the device against its CPU op in double. Tensors on multiples of 16 bytes go
 // to the tensor cores where type and head width allow; shifted ones to the plain kernels.
+#include "ops/sliding_attention.h"
+
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -10,7 +12,7 @@
 
 #include "cuda/device_attention.h"
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 #include "kernels/kernel_choice.h"
 #include "ops/attention_problem.h"
 
