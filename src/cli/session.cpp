@@ -169,33 +169,25 @@ LoadedModel load_model(Context context,
   if (placement.frozen && reader && all_bfloat16(*reader, config)) {
     options.storage = DType::bf16;
   }
-  const StartValues start = start_values(run.student);
-  const auto seed = static_cast<std::uint64_t>(run.run.seed);
-  const auto from_files =
+  const auto load_piece =
       [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-        if (reader->contains(parameter.name)) {
-          reader->read(parameter.name, begin, piece);
-        } else {
-          fill_new(parameter, start, begin, piece);
+        const bool is_read = reader && reader->contains(parameter.name);
+        if (!is_read && !parameter.is_new()) {
+          fill_random(
+              context.stream, parameter, static_cast<std::uint64_t>(run.run.seed), begin, piece);
+          return;
         }
+        fill_from_host(context, piece, [&](const TensorView& on_host) {
+          if (is_read) {
+            reader->read(parameter.name, begin, on_host);
+          } else {
+            fill_start_values(parameter, start_values(run.student), begin, on_host);
+          }
+        });
       };
-  const auto random = [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-    if (parameter.is_new()) {
-      Memory host;
-      const Tensor staged = host.empty(placement.region, piece.dtype, piece.shape);
-      fill_new(parameter, start, begin, staged);
-      bifocal::run(context.stream, Upload{.y = piece, .x = staged});
-    } else {
-      fill_random(context.stream, parameter, seed, begin, piece);
-    }
-  };
   return {context, config, group, options, [&](Weights& weights) {
-            if (reader) {
-              weights.fill(from_files);
-            } else {
-              weights.for_each_piece(random);
-              weights.round_masters();
-            }
+            weights.for_each_piece(load_piece);
+            weights.round_masters();
           }};
 }
 

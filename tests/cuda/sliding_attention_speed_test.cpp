@@ -10,7 +10,7 @@
 
 #include "core/random.h"
 #include "kernels/cuda_check.h"
-#include "kernels/cuda_ops.h"
+#include "kernels/cuda_stream.h"
 #include "kernels/kernel_choice.h"
 
 namespace bifocal {
