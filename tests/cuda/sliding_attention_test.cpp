@@ -360,6 +360,46 @@ TEST_P(CudaSlidingAttention, MatchesTheCpuOpOnALongerRow) {
   }
 }
 
+// More tiles than a device has multiprocessors: a block takes several one after another, of
+// different lengths.
+Layout many_tiles(std::int64_t dim) {
+  Layout layout;
+  layout.documents = {1100, 90, 1, 1300, 700};
+  layout.halo = 50;
+  layout.window = 150;
+  layout.heads = 24;
+  layout.kv_heads = 8;
+  layout.dim = dim;
+  return layout;
+}
+
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpWhereBlocksTakeSeveralTiles) {
+  for (const std::int64_t dim : {64, 128}) {
+    Layout layout = many_tiles(dim);
+    expect_matches_cpu(layout, DType::bf16, 0);
+    layout.pinned = 3;
+    layout.window = 20;
+    expect_matches_cpu(layout, DType::bf16, 0);
+  }
+}
+
+TEST_P(CudaSlidingAttention, ManyTilesGiveTheSameBitsEveryTime) {
+  for (const std::int64_t dim : {64, 128}) {
+    const Problem problem(memory_, many_tiles(dim), DType::f64);
+    DeviceProblem device(problem, DType::bf16, 0);
+    std::vector<std::vector<double>> want;
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      device.reset();
+      device.run_both(stream_);
+      const std::vector<std::vector<double>> got = device.downloads(stream_);
+      if (repeat == 0) {
+        want = got;
+      }
+      ASSERT_EQ(got, want) << "dim " << dim << " run " << repeat;
+    }
+  }
+}
+
 TEST_P(CudaSlidingAttention, AlternatingInputsGiveTheSameBitsEveryTime) {
   for (const DType stored : {DType::f32, DType::bf16}) {
     for (const std::int64_t dim : {64, 128, 256}) {
