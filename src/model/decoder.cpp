@@ -3,7 +3,6 @@
 
 #include "ops/embedding.h"
 #include "ops/rms_norm.h"
-#include "ops/transfer.h"
 
 namespace bifocal {
 
