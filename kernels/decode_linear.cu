@@ -96,13 +96,14 @@ struct LaneRows {
 
 // A block owns 16 outputs of up to 8 kTiles rows; its warps take every eighth step of the inputs.
 template <int kTiles, class Out>
-__global__ void __launch_bounds__(kBlockThreads, 2) decode_linear_kernel(Out* y,
-                                                                         const BFloat16* x,
-                                                                         const BFloat16* weight,
-                                                                         Bias bias,
-                                                                         std::int64_t rows,
-                                                                         std::int64_t in,
-                                                                         std::int64_t out) {
+__global__ void __launch_bounds__(kBlockThreads, kTiles == 1 ? 2 : 1)
+    decode_linear_kernel(Out* y,
+                         const BFloat16* x,
+                         const BFloat16* weight,
+                         Bias bias,
+                         std::int64_t rows,
+                         std::int64_t in,
+                         std::int64_t out) {
   constexpr int kRows = kTiles * kTileRows;
   __shared__ float partial[kWarps][kRows][kTileOutputs];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
