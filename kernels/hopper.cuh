@@ -225,6 +225,7 @@ __device__ void wait_stores_read() {
 // --- Registers ----------------------------------------------------------------------------------
 
 // The registers of each thread of a warpgroup from here on, a multiple of 8; all its warps call it.
+// Over all warpgroups no more than at the start, where 384 threads have 168 each: 24 and twice 240.
 template <int Count>
 __device__ void raise_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));

@@ -120,4 +120,21 @@ void differentiate_key_tiles(CudaStream& stream,
                              const AttentionArgs<BFloat16>& args,
                              const AttentionGradients<BFloat16>& gradients);
 
+// Of the pinned keys alone.
+void differentiate_pinned_tiles(CudaStream& stream,
+                                const AttentionArgs<BFloat16>& args,
+                                const AttentionGradients<BFloat16>& gradients);
+
+// Whether Hopper's kernels serve the backward pass of this shape, where tiles do and
+// use_hopper_kernels() allows.
+bool has_hopper_backward(const AttentionArgs<BFloat16>& args);
+
+// The whole backward pass by Hopper's own instructions: `gradients`, of which delta is not read and
+// all others are null or none, and with a sink d_sink.
+void differentiate_hopper(CudaStream& stream,
+                          const AttentionArgs<BFloat16>& args,
+                          AttentionGradients<BFloat16> gradients,
+                          const BFloat16* out,
+                          float* d_sink);
+
 }  // namespace bifocal

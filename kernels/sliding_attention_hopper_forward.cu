@@ -207,6 +207,10 @@ class Multiplier {
         return;
       }
       rows_.start(shared_.work[place.stage]);
+      if (problem_.args.sink != nullptr) {
+        sink_[0] = load_float(problem_.args.sink[rows_.head(0)]) * kLog2OfE;
+        sink_[1] = load_float(problem_.args.sink[rows_.head(1)]) * kLog2OfE;
+      }
       release(shared_.work_empty[place.stage]);
       shared_.q_full[slot_.stage].wait(slot_.parity);
       attend();
@@ -323,11 +327,10 @@ class Multiplier {
       float total = quad_sum(softmax_.sum[half]);
       float largest = softmax_.largest[half] * softmax_.scale;
       float factor = 1.0F;
-      if (problem_.args.sink != nullptr && place >= 0) {
-        const float sink = load_float(problem_.args.sink[rows_.head(half)]) * kLog2OfE;
-        const float most = fmaxf(largest, sink);
+      if (problem_.args.sink != nullptr) {
+        const float most = fmaxf(largest, sink_[half]);
         factor = exp2_fast(largest - most);
-        total = total * factor + exp2_fast(sink - most);
+        total = total * factor + exp2_fast(sink_[half] - most);
         largest = most;
       }
       softmax_.factor[half] = __fdividef(factor, total);
@@ -378,6 +381,7 @@ class Multiplier {
   Rows<D> rows_;
   int group_;
   RowSoftmax<Shape::kKeys> softmax_;
+  float sink_[2];  // of the rows' heads, times log2(e)
   RingPlace<Shape::kSlots> slot_;
   RingPlace<Shape::kStages> k_place_;
   RingPlace<Shape::kStages> v_place_;
@@ -395,7 +399,7 @@ __global__ void __launch_bounds__(ForwardShape<D>::kThreads, 1)
   __syncthreads();
   const int group = warpgroup_id();
   if (group == 0) {
-    lower_registers<32>();
+    lower_registers<24>();
     if (warp_id() == 0) {
       draw_work<D>(problem, shared);
     } else if (threadIdx.x == 32) {

@@ -9,9 +9,7 @@
 #include "hf/hf_config.h"
 #include "hf/model_tensors.h"
 #include "model/host_images.h"
-#include "ops/elementwise.h"
 #include "ops/fill.h"
-#include "ops/transfer.h"
 #include "plan/plan.h"
 #include "plan/start_values.h"
 #include "train/sharded_tensors.h"
@@ -46,22 +44,6 @@ RowSourceOptions row_options(const RunConfig& config, std::int64_t vocabulary, S
           .seed = static_cast<std::uint64_t>(config.data.seed),
           .vocabulary = vocabulary,
           .pad_id = 0};
-}
-
-// Start values in any type, on the host.
-void fill_new(const Parameter& parameter,
-              const StartValues& start,
-              std::int64_t begin,
-              const TensorView& piece) {
-  if (piece.dtype != DType::bf16) {
-    fill_start_values(parameter, start, begin, piece);
-    return;
-  }
-  CpuStream cpu;
-  Memory host;
-  const Tensor exact = host.empty(Region::weights, DType::f32, piece.shape);
-  fill_start_values(parameter, start, begin, exact);
-  run(cpu, Cast{.y = piece, .x = exact});
 }
 
 // The checkpoint must hold every copied tensor; new ones are optional unless its own config has
@@ -169,33 +151,25 @@ LoadedModel load_model(Context context,
   if (placement.frozen && reader && all_bfloat16(*reader, config)) {
     options.storage = DType::bf16;
   }
-  const StartValues start = start_values(run.student);
-  const auto seed = static_cast<std::uint64_t>(run.run.seed);
-  const auto from_files =
+  const auto load_piece =
       [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-        if (reader->contains(parameter.name)) {
-          reader->read(parameter.name, begin, piece);
-        } else {
-          fill_new(parameter, start, begin, piece);
+        const bool is_read = reader && reader->contains(parameter.name);
+        if (!is_read && !parameter.is_new()) {
+          fill_random(
+              context.stream, parameter, static_cast<std::uint64_t>(run.run.seed), begin, piece);
+          return;
         }
+        fill_from_host(context, piece, [&](const TensorView& on_host) {
+          if (is_read) {
+            reader->read(parameter.name, begin, on_host);
+          } else {
+            fill_start_values(parameter, start_values(run.student), begin, on_host);
+          }
+        });
       };
-  const auto random = [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-    if (parameter.is_new()) {
-      Memory host;
-      const Tensor staged = host.empty(placement.region, piece.dtype, piece.shape);
-      fill_new(parameter, start, begin, staged);
-      bifocal::run(context.stream, Upload{.y = piece, .x = staged});
-    } else {
-      fill_random(context.stream, parameter, seed, begin, piece);
-    }
-  };
   return {context, config, group, options, [&](Weights& weights) {
-            if (reader) {
-              weights.fill(from_files);
-            } else {
-              weights.for_each_piece(random);
-              weights.round_masters();
-            }
+            weights.for_each_piece(load_piece);
+            weights.round_masters();
           }};
 }
 

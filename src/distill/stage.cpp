@@ -8,7 +8,7 @@ namespace bifocal {
 StepResult Stage::run_step(std::int64_t step, Gradients& gradients) {
   const std::int64_t own = sum_count();
   const std::int64_t all = own + static_cast<std::int64_t>(table_->units().size());
-  const Tensor sums = context_.zeros(Region::loss, DType::f64, {all});
+  const Tensor sums = context_.memory.zeros(Region::loss, DType::f64, {all});
   queue_step(step, gradients, sums.rows(0, own));
   gradients.finish();
   gradients.zero_untrained([this](const Parameter& parameter) { return trains(parameter); });

@@ -4,7 +4,6 @@
 
 #include "core/memory.h"
 #include "core/stream.h"
-#include "ops/elementwise.h"
 #include "parallel/communicator.h"
 
 namespace bifocal {
@@ -16,16 +15,6 @@ struct Context {
 
   // Of gradients of weights, mLSTM states and gates, log-sum-exps, rope tables and logits.
   DType sum_type() const { return bifocal::sum_type(dtype); }
-
-  // Whether the host may read what the stream's ops write.
-  bool is_on_host() const { return std::holds_alternative<CpuStream*>(stream.device); }
-
-  // All bits zero.
-  Tensor zeros(Region region, DType type, const Shape& shape) const {
-    Tensor tensor = memory.empty(region, type, shape);
-    run(stream, Zero{.x = tensor});
-    return tensor;
-  }
 };
 
 }  // namespace bifocal

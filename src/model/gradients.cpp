@@ -10,7 +10,7 @@ namespace bifocal {
 Gradients::Gradients(Context context, const ParameterTable& table, Communicator& group)
     : context_(context), table_(&table), group_(&group) {
   for (const Unit& unit : table.units()) {
-    parts_.push_back(context_.zeros(
+    parts_.push_back(context_.memory.zeros(
         Region::gradients, context_.sum_type(), {part_size(unit.size, group.size())}));
   }
 }
@@ -28,7 +28,7 @@ TensorView Gradients::open(std::int64_t unit) {
   Tensor& whole = open_[unit];
   if (!whole) {
     const std::int64_t size = parts_[static_cast<std::size_t>(unit)].size() * group_->size();
-    whole = context_.zeros(Region::gradients, context_.sum_type(), {size});
+    whole = context_.memory.zeros(Region::gradients, context_.sum_type(), {size});
   }
   return whole;
 }

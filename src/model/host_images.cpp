@@ -6,11 +6,24 @@
 
 namespace bifocal {
 
+void fill_from_host(Context context,
+                    const TensorView& tensor,
+                    const std::function<void(const TensorView&)>& function) {
+  if (context.memory.on_host()) {
+    function(tensor);
+    return;
+  }
+  Memory host;
+  const Tensor staged = host.empty(Region::weights, tensor.dtype, tensor.shape);
+  function(staged);
+  run(context.stream, Upload{.y = tensor, .x = staged});
+}
+
 HostImages::HostImages(Context context, std::vector<TensorView> tensors)
     : context_(context), tensors_(std::move(tensors)) {
   for (const TensorView& tensor : tensors_) {
     const DType wide = sum_type(tensor.dtype);
-    if (context_.is_on_host() && tensor.dtype == wide) {
+    if (context_.memory.on_host() && tensor.dtype == wide) {
       images_.push_back(tensor);
     } else {
       copies_.push_back(host_.empty(Region::optimizer, wide, tensor.shape));

@@ -1,11 +1,18 @@
 // Tensors of the device as files see them.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "model/context.h"
 
 namespace bifocal {
+
+// Fills a tensor from the host: calls function with it, or, where the host cannot write it, with a
+// tensor on the host that is then uploaded.
+void fill_from_host(Context context,
+                    const TensorView& tensor,
+                    const std::function<void(const TensorView&)>& function);
 
 // Host images of tensors, for files: the tensors themselves where the host can use them, else
 // copies in the sum type.

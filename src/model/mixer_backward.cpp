@@ -146,8 +146,8 @@ void Mixer::feature_backward(Pass& pass, const Tensor& d_feature_q, const Tensor
   const std::int64_t tokens = pass.in.layout.tokens();
   const std::int64_t keys = kept.k.shape()[0];
   if (!pass.d_q) {  // no near branch, or stage 1 did not ask for its gradient
-    pass.d_q = context_.zeros(Region::activations, context_.dtype, kept.q.shape());
-    pass.d_keys = context_.zeros(
+    pass.d_q = context_.memory.zeros(Region::activations, context_.dtype, kept.q.shape());
+    pass.d_keys = context_.memory.zeros(
         Region::activations, context_.dtype, {tokens, config_.kv_heads, config_.head_dim});
     pass.d_k = pass.d_keys;
   }

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "model/host_images.h"
 #include "ops/elementwise.h"
-#include "ops/transfer.h"
 
 namespace bifocal {
 
@@ -34,10 +34,10 @@ Weights::Weights(Context context,
   for (const Unit& unit : table.units()) {
     const std::int64_t part_elements = part_size(unit.size, group.size());
     const std::int64_t elements = resident() ? part_elements * group.size() : part_elements;
-    units_.push_back(context_.zeros(options.region, options.storage, {elements}));
+    units_.push_back(context_.memory.zeros(options.region, options.storage, {elements}));
     const DType wide = sum_type(options.storage);
     if (options.is_trained && wide != options.storage) {
-      masters_.push_back(context_.zeros(Region::optimizer, wide, {part_elements}));
+      masters_.push_back(context_.memory.zeros(Region::optimizer, wide, {part_elements}));
     }
   }
 }
@@ -85,16 +85,9 @@ void Weights::for_each_piece(const Fill& function) const {
 }
 
 void Weights::fill(const Fill& fill_piece) {
-  Memory host;
   for_each_piece([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    if (context_.is_on_host()) {
-      fill_piece(parameter, first, piece);
-      return;
-    }
-    const Tensor staged = host.empty(options_.region, piece.dtype, piece.shape);
-    fill_piece(parameter, first, staged);
-    run(context_.stream, Upload{.y = piece, .x = staged});
-    host.trim();
+    fill_from_host(
+        context_, piece, [&](const TensorView& on_host) { fill_piece(parameter, first, on_host); });
   });
   round_masters();
 }

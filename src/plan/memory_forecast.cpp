@@ -205,7 +205,7 @@ DType moment_type(const RunConfig& config) {
 }
 
 bool keeps_moments_on_host(const RunConfig& config) {
-  return config.optimizer.moments == "host" && compute_type(config) == DType::bf16;
+  return config.optimizer.moments == "host" && config.run.device == "cuda";
 }
 
 PeakBytes forecast_memory(const ForecastInputs& inputs,

@@ -12,10 +12,14 @@
 namespace bifocal {
 namespace {
 
-using test::copied_to_device;
 using test::DeviceTensor;
 using test::on_device;
 using test::stored_normals;
+
+// The same numbers on the device.
+DeviceTensor copied_to_device(const ConstTensorView& values) {
+  return on_device(values, values.dtype, 0);
+}
 
 class CudaEmbedding : public testing::Test {
  protected:

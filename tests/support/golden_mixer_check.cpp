@@ -67,8 +67,8 @@ class MixerCheck {
     }
     for (const auto& [name, field] : fields<TensorView>()) {
       if (!file_.has("params/" + name)) continue;
-      gradients.*field = keep(
-          context_.memory.zeros(Region::gradients, context_.dtype, file_.shape("params/" + name)));
+      gradients.*field = keep(context_.memory.zeros(
+          Region::gradients, context_.sum_type(), file_.shape("params/" + name)));
     }
     Mixer mixer(context_, config, golden_mixer_settings(file_));
     const Rope rope = make_rope(context_, config, layout_.positions());
@@ -145,9 +145,9 @@ class MixerCheck {
     const std::int64_t states = kept.feature_k.shape()[1];
     const std::int64_t dim = config.head_dim;
     const MlstmState state{
-        keep(context_.memory.empty(Region::activations, context_.dtype, {states, dim, dim})),
-        keep(context_.memory.empty(Region::activations, context_.dtype, {states, dim})),
-        keep(context_.memory.empty(Region::activations, context_.dtype, {states}))};
+        keep(context_.memory.empty(Region::activations, context_.sum_type(), {states, dim, dim})),
+        keep(context_.memory.empty(Region::activations, context_.sum_type(), {states, dim})),
+        keep(context_.memory.empty(Region::activations, context_.sum_type(), {states}))};
     const Tensor h = context_.memory.empty(Region::activations, context_.dtype, kept.far.shape());
     const std::int64_t halo = kept.v.shape()[0] - layout_.tokens();
     MlstmInputs inputs{.q = kept.feature_q,
