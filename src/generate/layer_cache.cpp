@@ -2,11 +2,12 @@
 #include "generate/layer_cache.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "ops/decode_attention.h"
 #include "ops/elementwise.h"
+#include "ops/fill.h"
+#include "ops/transfer.h"
 
 namespace bifocal {
 
@@ -61,9 +62,7 @@ void LayerCache::reset(std::int64_t slot) {
     const MlstmState own = state(slot);
     run(context_.stream, Zero{.x = own.c});
     run(context_.stream, Zero{.x = own.n});
-    dispatch_real("generate", context_.dtype, [&]<class T>(T) {
-      std::fill_n(own.m.as<T>(), own.m.size(), -std::numeric_limits<T>::infinity());
-    });
+    run(context_.stream, Fill{.x = own.m, .value = -std::numeric_limits<double>::infinity()});
   }
 }
 
@@ -107,7 +106,7 @@ void LayerCache::make_room(KeyValues& cache, std::int64_t tokens) {
     Tensor larger =
         context_.memory.empty(Region::cache, context_.dtype, {room, kv_heads_ * head_dim_});
     if (tensor) {
-      std::memcpy(larger.view().data, tensor.view().data, tensor.view().bytes());
+      run(context_.stream, Copy{.y = larger.rows(0, capacity), .x = tensor});
     }
     tensor = std::move(larger);
   };
@@ -195,7 +194,7 @@ TensorView LayerCache::pinned_rows(Use use,
     const TensorView& own = use == Use::pinned_k ? chunk.k : chunk.v;
     const std::int64_t first = own.shape[0] - chunk.count + cached - chunk.position;
     const TensorView to = rows.rows(cached, count);
-    std::memcpy(to.data, own.rows(first, first + count - cached).data, to.bytes());
+    run(context_.stream, Copy{.y = to, .x = own.rows(first, first + count - cached)});
   }
   return rows;
 }

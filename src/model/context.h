@@ -12,6 +12,9 @@ struct Context {
   Stream& stream;
   Memory& memory;
   DType dtype = DType::f32;  // compute type
+
+  // Of gradients of weights, mLSTM states and gates, log-sum-exps, rope tables and logits.
+  DType sum_type() const { return bifocal::sum_type(dtype); }
 };
 
 }  // namespace bifocal
