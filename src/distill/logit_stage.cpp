@@ -57,10 +57,13 @@ StepResult LogitStage::run_step(std::int64_t step, Gradients& gradients) {
         make_row_shard(context_, rows[static_cast<std::size_t>(index)], mesh_->sequence());
     Tensor teacher_hidden;
     if (feed_) {
+      lap(context_, "rows");
       teacher_hidden = feed_->hidden(step * each + index, shard);
+      lap(context_, "teacher forward");
     }
     DecoderKept kept;
     const Tensor hidden = student_->forward_kept(shard.layout, shard.ids, recompute_, kept);
+    lap(context_, "student forward");
     const Tensor d_hidden =
         context_.memory.empty(Region::activations, context_.dtype, hidden.shape());
     const LogitLossSums row_sums =
@@ -68,7 +71,9 @@ StepResult LogitStage::run_step(std::int64_t step, Gradients& gradients) {
     sums[0] += row_sums.kl;
     sums[1] += row_sums.ce;
     teacher_hidden = Tensor();
+    lap(context_, "head and loss");
     student_->backward(shard.layout, kept, d_hidden, gradients);
+    lap(context_, "student backward");
   }
   world.all_reduce_sum({sums, DType::f64, {2}});
 

@@ -4,6 +4,7 @@
 
 #include "core/memory.h"
 #include "core/stream.h"
+#include "ops/timer.h"
 #include "parallel/communicator.h"
 
 namespace bifocal {
@@ -11,7 +12,15 @@ namespace bifocal {
 struct Context {
   Stream& stream;
   Memory& memory;
-  DType dtype = DType::f32;  // compute type
+  DType dtype = DType::f32;      // compute type
+  Timeline* timeline = nullptr;  // told which part of a step queued what; most runs have none
 };
+
+// What was queued since the lap before belongs to `name`.
+inline void lap(const Context& context, const char* name) {
+  if (context.timeline != nullptr) {
+    context.timeline->lap(name);
+  }
+}
 
 }  // namespace bifocal
