@@ -283,7 +283,9 @@ void StepBench::run_all() {
   for (std::size_t index = 0; index < static_cast<std::size_t>(Region::count); ++index) {
     const auto region = static_cast<Region>(index);
     if (memory.peak_bytes(region) > 0) {
-      bytes_row(fmt::format("{}_{}", label("memory"), name_of(region)), memory.peak_bytes(region));
+      std::string name = fmt::format("{}_{}", label("memory"), name_of(region));
+      std::ranges::replace(name, ' ', '_');
+      bytes_row(name, memory.peak_bytes(region));
     }
   }
   bytes_row(label("memory"), memory.peak_bytes());
