@@ -4,6 +4,7 @@
 #include "kernels/cuda_stream.h"
 #include "kernels/device_scratch.h"
 #include "kernels/launch.cuh"
+#include "kernels/warp.cuh"
 #include "ops/distill_loss.h"
 
 namespace bifocal {
@@ -11,7 +12,7 @@ namespace {
 
 constexpr const char* kWhere = "align_loss";
 constexpr std::int64_t kMostBlocks = 1024;  // each takes every kMostBlocks-th token
-constexpr int kWarps = kBlockThreads / 32;
+constexpr int kWarps = kBlockThreads / kWarp;
 
 struct Sums {
   double error;
@@ -21,13 +22,10 @@ struct Sums {
 // The sum over the block, in thread 0, in a fixed order.
 __device__ inline Sums block_sum(Sums x) {
   __shared__ Sums shared[kWarps];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x.error += __shfl_xor_sync(0xffffffffU, x.error, offset);
-    x.energy += __shfl_xor_sync(0xffffffffU, x.energy, offset);
-  }
-  if (threadIdx.x % 32 == 0) {
-    shared[threadIdx.x / 32] = x;
+  x.error = warp_sum(x.error);
+  x.energy = warp_sum(x.energy);
+  if (threadIdx.x % kWarp == 0) {
+    shared[threadIdx.x / kWarp] = x;
   }
   __syncthreads();
   Sums sum{};

@@ -1,12 +1,10 @@
 // The mix of far and near sight: one read of each argument, one write of each result.
 #include "kernels/launch.cuh"
+#include "kernels/warp.cuh"
 #include "ops/bifocal_gate.h"
 
 namespace bifocal {
 namespace {
-
-constexpr int kWarp = 32;
-constexpr int kRowsPerBlock = kBlockThreads / kWarp;
 
 // o and 1 - o; the second stays exact where o rounds to 1.
 struct Gate {
@@ -21,6 +19,14 @@ struct Gate {
   }
 };
 
+// The row of a group: numbers of 32 bits are divided much faster.
+__device__ inline std::int64_t row_of(std::int64_t group, std::int64_t groups) {
+  if (group <= 0xffffffffLL) {
+    return static_cast<std::uint32_t>(group) / static_cast<std::uint32_t>(groups);
+  }
+  return group / groups;
+}
+
 template <class T>
 struct GateForwardBody {
   T* y;
@@ -30,16 +36,14 @@ struct GateForwardBody {
   // Where N > 1, dim is a multiple of N.
   template <int N>
   __device__ void vector(std::int64_t group) const {
-    const auto f = load_vector<N>(far, group);
-    const auto n = load_vector<N>(near, group);
-    const Gate o(load_float(gate[group * N / dim]));
-    Vector<T, N> out;
+    auto mix = load_floats<N>(far, group);
+    const auto n = load_floats<N>(near, group);
+    const Gate o(load_float(gate[row_of(group, dim / N)]));
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      out.element[i] =
-          store_as<T>(o.open * load_float(f.element[i]) + o.shut * load_float(n.element[i]));
+      mix.element[i] = o.open * mix.element[i] + o.shut * n.element[i];
     }
-    store_vector<N>(y, group, out);
+    store_floats<N>(y, group, mix);
   }
 };
 
@@ -51,40 +55,52 @@ struct GateBackwardArrays {
   int groups;  // of N elements in a row
 };
 
-// A warp for each row: d_far = o d_y, d_near = (1 - o) d_y, d_gate = o (1 - o) d_y . (far - near).
-template <class T, int N>
+// Some lanes of a warp for each row:
+//   d_far = o d_y, d_near = (1 - o) d_y, d_gate = o (1 - o) d_y . (far - near).
+template <class T, int N, int Lanes>
 __global__ void __launch_bounds__(kBlockThreads) gate_backward_kernel(GateBackwardArrays<T> a) {
-  const std::int64_t row =
-      static_cast<std::int64_t>(blockIdx.x) * kRowsPerBlock + threadIdx.x / kWarp;
-  if (row >= a.rows) {
-    return;  // whole warps
-  }
-  const Gate o(load_float(a.gate[row]));
-  const std::int64_t first = row * a.groups;
+  constexpr int kRows = kBlockThreads / Lanes;
+  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kRows + threadIdx.x / Lanes;
+  const int lane = static_cast<int>(threadIdx.x) % Lanes;
+  const bool valid = row < a.rows;  // all lanes of a warp stay for its sums
+  const Gate o(valid ? load_float(a.gate[row]) : 0.0F);
   float sum = 0.0F;
-  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < a.groups; i += kWarp) {
-    const std::int64_t group = first + i;
-    const auto d = load_vector<N>(a.d_y, group);
-    const auto f = load_vector<N>(a.far, group);
-    const auto n = load_vector<N>(a.near, group);
-    Vector<T, N> to_far;
-    Vector<T, N> to_near;
+  for (int i = lane; valid && i < a.groups; i += Lanes) {
+    const std::int64_t group = row * a.groups + i;
+    const auto d = load_floats<N>(a.d_y, group);
+    const auto f = load_floats<N>(a.far, group);
+    const auto n = load_floats<N>(a.near, group);
+    Floats<N> to_far;
+    Floats<N> to_near;
 #pragma unroll
     for (int e = 0; e < N; ++e) {
-      const float x = load_float(d.element[e]);
-      sum += x * (load_float(f.element[e]) - load_float(n.element[e]));
-      to_far.element[e] = store_as<T>(o.open * x);
-      to_near.element[e] = store_as<T>(o.shut * x);
+      sum += d.element[e] * (f.element[e] - n.element[e]);
+      to_far.element[e] = o.open * d.element[e];
+      to_near.element[e] = o.shut * d.element[e];
     }
-    store_vector<N>(a.d_far, group, to_far);
-    store_vector<N>(a.d_near, group, to_near);
+    store_floats<N>(a.d_far, group, to_far);
+    store_floats<N>(a.d_near, group, to_near);
   }
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(0xffffffffU, sum, distance);
-  }
-  if (threadIdx.x % kWarp == 0) {
+  sum = warp_sum<Lanes>(sum);
+  if (valid && lane == 0) {
     a.d_gate[row] = store_as<T>(o.open * o.shut * sum);
+  }
+}
+
+// As few lanes as one pass over a row needs.
+template <class T, int N>
+void launch_backward(CudaStream& stream, const GateBackwardArrays<T>& a) {
+  const auto launch = [&](auto* kernel, int lanes) {
+    kernel<<<grid_of(ceil_div(a.rows, kBlockThreads / lanes)), kBlockThreads, 0, stream.handle()>>>(
+        a);
+    BIFOCAL_CUDA(cudaGetLastError());
+  };
+  if (a.groups <= 8) {
+    launch(gate_backward_kernel<T, N, 8>, 8);
+  } else if (a.groups <= 16) {
+    launch(gate_backward_kernel<T, N, 16>, 16);
+  } else {
+    launch(gate_backward_kernel<T, N, kWarp>, kWarp);
   }
 }
 
@@ -117,17 +133,15 @@ void run(CudaStream& stream, const BifocalGateBackward& op) {
     a.near = op.near.as<T>();
     a.gate = op.gate.as<T>();
     a.rows = op.gate.size();
-    const dim3 grid = grid_of(ceil_div(a.rows, kRowsPerBlock));
     const auto dim = static_cast<int>(op.far.shape[2]);
     constexpr int kGroup = kVectorSize<T>;
     if (dim % kGroup == 0 && is_aligned(16, a.d_far, a.d_near, a.d_y, a.far, a.near)) {
       a.groups = dim / kGroup;
-      gate_backward_kernel<T, kGroup><<<grid, kBlockThreads, 0, stream.handle()>>>(a);
+      launch_backward<T, kGroup>(stream, a);
     } else {
       a.groups = dim;
-      gate_backward_kernel<T, 1><<<grid, kBlockThreads, 0, stream.handle()>>>(a);
+      launch_backward<T, 1>(stream, a);
     }
-    BIFOCAL_CUDA(cudaGetLastError());
   });
 }
 

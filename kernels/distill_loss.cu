@@ -5,6 +5,8 @@
 
 #include "kernels/cuda_stream.h"
 #include "kernels/launch.cuh"
+#include "kernels/mma.cuh"
+#include "kernels/warp.cuh"
 #include "ops/distill_loss.h"
 
 namespace bifocal {
@@ -12,7 +14,7 @@ namespace {
 
 constexpr const char* kWhere = "distill_loss";
 constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
+constexpr int kWarps = kThreads / kWarp;
 constexpr int kLoads = 2;          // 16-byte loads of each tensor that a thread has in flight
 constexpr float kLowest = -1e30F;  // below all logits; its differences stay finite
 constexpr float kLog2E = 1.44269504F;
@@ -35,21 +37,11 @@ struct Loss {
   double temperature;
 };
 
-// 2^x; results below 2^-126 are 0.
-__device__ inline float power_of_two(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
 __device__ inline float block_max(float x, float* shared) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, offset));
-  }
+  x = warp_max(x);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) {
-    shared[threadIdx.x / 32] = x;
+  if (threadIdx.x % kWarp == 0) {
+    shared[threadIdx.x / kWarp] = x;
   }
   __syncthreads();
   for (int warp = 0; warp < kWarps; ++warp) {
@@ -59,13 +51,10 @@ __device__ inline float block_max(float x, float* shared) {
 }
 
 __device__ inline int block_min(int x, int* shared) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x = min(x, __shfl_xor_sync(0xffffffffU, x, offset));
-  }
+  x = __reduce_min_sync(kAllLanes, x);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) {
-    shared[threadIdx.x / 32] = x;
+  if (threadIdx.x % kWarp == 0) {
+    shared[threadIdx.x / kWarp] = x;
   }
   __syncthreads();
   for (int warp = 0; warp < kWarps; ++warp) {
@@ -76,13 +65,10 @@ __device__ inline int block_min(int x, int* shared) {
 
 // In a fixed order.
 __device__ inline double block_sum(double x, double* shared) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x += __shfl_xor_sync(0xffffffffU, x, offset);
-  }
+  x = warp_sum(x);
   __syncthreads();
-  if (threadIdx.x % 32 == 0) {
-    shared[threadIdx.x / 32] = x;
+  if (threadIdx.x % kWarp == 0) {
+    shared[threadIdx.x / kWarp] = x;
   }
   __syncthreads();
   double sum = 0.0;
@@ -182,9 +168,9 @@ struct Softmax {
     float plain_part = 0.0F;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      part += power_of_two((x[i] - largest) * scale);
+      part += fast_exp2((x[i] - largest) * scale);
       if constexpr (kPlain) {
-        plain_part += power_of_two((x[i] - largest) * kLog2E);
+        plain_part += fast_exp2((x[i] - largest) * kLog2E);
       }
     }
     sum += static_cast<double>(part);
@@ -192,9 +178,9 @@ struct Softmax {
   }
 
   __device__ void rescale(float to, float scale) {
-    sum *= static_cast<double>(power_of_two((largest - to) * scale));
+    sum *= static_cast<double>(fast_exp2((largest - to) * scale));
     if constexpr (kPlain) {
-      plain_sum *= static_cast<double>(power_of_two((largest - to) * kLog2E));
+      plain_sum *= static_cast<double>(fast_exp2((largest - to) * kLog2E));
     }
     largest = to;
   }
@@ -222,8 +208,8 @@ struct Terms {
     float result = 0.0F;
     float plain = 0.0F;
     if constexpr (kTeacher) {
-      const float q = power_of_two(fmaf(from_largest, scale, -q_log));
-      const float p = power_of_two(fmaf(teacher - p_largest, scale, -p_log));
+      const float q = fast_exp2(fmaf(from_largest, scale, -q_log));
+      const float p = fast_exp2(fmaf(teacher - p_largest, scale, -p_log));
       const float r = fmaf(student - teacher, beta, -log_ratio);
       float ratio = 0.00138143194F;  // (e^r - 1 - r) / r^2 near 0
       ratio = fmaf(ratio, r, 0.00836885162F);
@@ -237,7 +223,7 @@ struct Terms {
       plain = q;
     }
     if constexpr (!kTeacher || kPlain) {
-      plain = power_of_two(fmaf(from_largest, kLog2E, -plain_log));
+      plain = fast_exp2(fmaf(from_largest, kLog2E, -plain_log));
     }
     return fmaf(ce_factor, plain, result);
   }
@@ -340,7 +326,7 @@ __device__ Terms<kTeacher, kPlain> terms_of(const Softmax<kPlain>& q,
                                             const Softmax<false>& p,
                                             const Wanted& wanted,
                                             double temperature) {
-  const double beta = 1.0 / temperature;
+  const auto beta = static_cast<float>(1.0 / temperature);
   const double q_log = log2(q.sum);
   const double p_log = kTeacher ? log2(p.sum) : 0.0;
   Terms<kTeacher, kPlain> terms{};
@@ -350,9 +336,10 @@ __device__ Terms<kTeacher, kPlain> terms_of(const Softmax<kPlain>& q,
   terms.p_largest = p.largest;
   terms.p_log = static_cast<float>(p_log);
   const double distance = static_cast<double>(q.largest) - static_cast<double>(p.largest);
-  terms.log_ratio = static_cast<float>(distance * beta + (q_log - p_log) * kLn2);
-  terms.beta = static_cast<float>(beta);
-  terms.scale = static_cast<float>(beta * (1.0 / kLn2));
+  terms.log_ratio =
+      static_cast<float>(distance * static_cast<double>(beta) + (q_log - p_log) * kLn2);
+  terms.beta = beta;
+  terms.scale = static_cast<float>(1.0 / (temperature * kLn2));
   terms.kl_factor = static_cast<float>(wanted.kl_weight * temperature);
   terms.ce_factor = static_cast<float>(wanted.ce_weight);
   return terms;

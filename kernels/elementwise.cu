@@ -16,13 +16,13 @@ struct AddBody {
 
   template <int N>
   __device__ void vector(std::int64_t group) const {
-    auto va = load_vector<N>(a, group);
-    const auto vb = load_vector<N>(b, group);
+    auto sum = load_floats<N>(a, group);
+    const auto other = load_floats<N>(b, group);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      va.element[i] = store_as<T>(load_float(va.element[i]) + load_float(vb.element[i]));
+      sum.element[i] += other.element[i];
     }
-    store_vector<N>(y, group, va);
+    store_floats<N>(y, group, sum);
   }
 };
 
@@ -33,13 +33,7 @@ struct CastBody {
 
   template <int N>
   __device__ void vector(std::int64_t group) const {
-    const auto from = load_vector<N>(x, group);
-    Vector<To, N> to;
-#pragma unroll
-    for (int i = 0; i < N; ++i) {
-      to.element[i] = store_as<To>(load_float(from.element[i]));
-    }
-    store_vector<N>(y, group, to);
+    store_floats<N>(y, group, load_floats<N>(x, group));
   }
 };
 
@@ -68,8 +62,8 @@ void run(CudaStream& stream, const Cast& op) {
       using To = decltype(to_zero);
       using From = decltype(from_zero);
       const CastBody<To, From> body{op.y.as<To>(), op.x.as<From>()};
-      // The wider side sets the group, so that no access is wider than 16 bytes.
-      constexpr int kGroup = std::min(kVectorSize<To>, kVectorSize<From>);
+      // The narrower side has 16 bytes, the wider one twice as many.
+      constexpr int kGroup = std::max(kVectorSize<To>, kVectorSize<From>);
       launch_flat<kGroup>(stream, op.y.size(), is_aligned(16, body.y, body.x), body);
     });
   });

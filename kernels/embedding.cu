@@ -16,15 +16,17 @@ namespace {
 constexpr const char* kWhere = "embedding";
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// threadIdx.y: a token of the block's; threadIdx.x: groups of its columns.
+// `lanes` threads of a block copy the row of one token.
 template <class T, int N>
 __global__ void __launch_bounds__(kBlockThreads) embedding_forward_kernel(T* y,
                                                                           const std::int32_t* ids,
                                                                           const T* table,
                                                                           std::int64_t tokens,
                                                                           std::int64_t vocabulary,
-                                                                          std::int64_t width) {
-  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+                                                                          std::int64_t width,
+                                                                          int lanes) {
+  const int place = static_cast<int>(threadIdx.x) / lanes;
+  const std::int64_t t = static_cast<std::int64_t>(blockIdx.x) * (kBlockThreads / lanes) + place;
   if (t >= tokens) {
     return;
   }
@@ -32,7 +34,8 @@ __global__ void __launch_bounds__(kBlockThreads) embedding_forward_kernel(T* y,
   const bool known = id >= 0 && id < vocabulary;
   const T* from = table + (known ? id : 0) * width;
   T* to = y + t * width;
-  for (std::int64_t group = threadIdx.x; group < width / N; group += blockDim.x) {
+  const int lane = static_cast<int>(threadIdx.x) % lanes;
+  for (std::int64_t group = lane; group < width / N; group += lanes) {
     Vector<T, N> row;
     if (known) {
       row = load_vector<N>(from, group);
@@ -170,10 +173,16 @@ template <class T, int N>
 void launch_forward(CudaStream& stream, const EmbeddingForward& op) {
   const std::int64_t tokens = op.ids.shape[0];
   const std::int64_t width = op.table.shape[1];
-  const unsigned lanes = width / N > 32 ? 64 : 32;
-  const dim3 block(lanes, kBlockThreads / lanes);
-  embedding_forward_kernel<T, N><<<grid_of(ceil_div(tokens, block.y)), block, 0, stream.handle()>>>(
-      op.y.as<T>(), op.ids.as<std::int32_t>(), op.table.as<T>(), tokens, op.table.shape[0], width);
+  const int lanes = width / N > 32 ? 64 : 32;
+  const dim3 grid = grid_of(ceil_div(tokens, kBlockThreads / lanes));
+  embedding_forward_kernel<T, N>
+      <<<grid, kBlockThreads, 0, stream.handle()>>>(op.y.as<T>(),
+                                                    op.ids.as<std::int32_t>(),
+                                                    op.table.as<T>(),
+                                                    tokens,
+                                                    op.table.shape[0],
+                                                    width,
+                                                    lanes);
   BIFOCAL_CUDA(cudaGetLastError());
 }
 

@@ -28,6 +28,11 @@ inline constexpr int kSwizzleAtomBytes = 1024;
 inline constexpr int kGroupThreads = 128;  // of a warpgroup
 inline constexpr int kGroupRows = 64;      // of its product
 
+// The thread's warpgroup in the block, in a form that the compiler knows to be the same for a warp.
+__device__ inline int warpgroup_id() {
+  return __shfl_sync(0xffffffffU, static_cast<int>(threadIdx.x) / kGroupThreads, 0);
+}
+
 // Where column `column` of row `row` lies in a tile of `rows` rows, in elements.
 __host__ __device__ constexpr int swizzled_offset(int rows, int row, int column) {
   const int block = column / kSwizzleColumns;
@@ -220,6 +225,7 @@ __device__ void wait_stores_read() {
 // --- Registers ----------------------------------------------------------------------------------
 
 // The registers of each thread of a warpgroup from here on, a multiple of 8; all its warps call it.
+// Over all warpgroups no more than at the start, where 384 threads have 168 each: 24 and twice 240.
 template <int Count>
 __device__ void raise_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Count));

@@ -48,6 +48,14 @@ inline int most_shared_bytes() {
   return bytes;
 }
 
+inline int num_multiprocessors() {
+  int device = 0;
+  int count = 0;
+  BIFOCAL_CUDA(cudaGetDevice(&device));
+  BIFOCAL_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  return count;
+}
+
 // Allows a kernel more shared memory than the 48 KB that every device has.
 template <class Kernel>
 void allow_shared(Kernel kernel, int bytes) {

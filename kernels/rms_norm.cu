@@ -1,20 +1,17 @@
-// RMSNorm forward: a row is read once and kept in registers between its sum and its output.
+// RMSNorm forward, alone and of a sum: a row is read once and kept in registers between its sum and
+// its output.
+#include <algorithm>
+
 #include "kernels/launch.cuh"
+#include "kernels/norm_rows.cuh"
+#include "ops/elementwise.h"
+#include "ops/fused_norm.h"
 #include "ops/rms_norm.h"
 
 namespace bifocal {
 namespace {
 
-constexpr int kWarp = 32;
-constexpr int kKeptElements = 32;  // of a row in the registers of one thread
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int offset = kWarp / 2; offset > 0; offset /= 2) {
-    x += __shfl_xor_sync(0xffffffffU, x, offset);
-  }
-  return x;
-}
+constexpr int kKeptElements = 32;  // of a wide row in the registers of one thread
 
 // The sum over the Threads threads of a row, given to each of them, in a fixed order.
 template <int Threads>
@@ -103,23 +100,142 @@ __global__ void __launch_bounds__(kBlockThreads) rms_norm_forward_kernel(
   }
 }
 
+// ---- rows of up to 16 groups a lane, on multiples of 16 bytes ----
+
+template <class T>
+struct NormArrays {
+  T* z;            // normed
+  T* y;            // the sum, where there is one
+  const T *a, *b;  // what is normed, and what is added first
+  const T* weight;
+  std::int64_t rows;
+  int groups;  // of a row
+  float eps;
+};
+
+// Lanes of a warp share R rows: all of their groups are asked for before any is used. z or y may be
+// a or b.
+template <class T, int Lanes, int V, int R, bool Add>
+__global__ void __launch_bounds__(kBlockThreads) norm_rows_kernel(NormArrays<T> a) {
+  constexpr int kTeams = kBlockThreads / Lanes;
+  const int lane = static_cast<int>(threadIdx.x) % Lanes;
+  const int team = static_cast<int>(threadIdx.x) / Lanes;
+  const std::int64_t first = (static_cast<std::int64_t>(blockIdx.x) * kTeams + team) * R;
+  Packed<T> x[R][V];
+  Packed<T> other[Add ? R : 1][Add ? V : 1];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+#pragma unroll
+    for (int k = 0; k < V; ++k) {
+      const int group = lane + k * Lanes;
+      const bool valid = first + r < a.rows && group < a.groups;
+      x[r][k] = {};
+      if (valid) {
+        x[r][k] = load_packed(a.a, (first + r) * a.groups + group);
+      }
+      if constexpr (Add) {
+        other[r][k] = {};
+        if (valid) {
+          other[r][k] = load_packed(a.b, (first + r) * a.groups + group);
+        }
+      }
+    }
+  }
+  float inverse[R];
+#pragma unroll
+  for (int r = 0; r < R; ++r) {
+    if constexpr (Add) {
+#pragma unroll
+      for (int k = 0; k < V; ++k) {
+        float sum[kVectorSize<T>];
+#pragma unroll
+        for (int i = 0; i < kVectorSize<T>; ++i) {
+          sum[i] = x[r][k][i] + other[r][k][i];
+        }
+        x[r][k] = Packed<T>::of(sum);
+      }
+    }
+    inverse[r] = inverse_rms<Lanes, V>(x[r], static_cast<float>(a.groups * kVectorSize<T>), a.eps);
+  }
+#pragma unroll
+  for (int k = 0; k < V; ++k) {
+    const int group = lane + k * Lanes;
+    if (group >= a.groups) {
+      continue;
+    }
+    const Packed<T> weight = load_packed(a.weight, group);
+#pragma unroll
+    for (int r = 0; r < R; ++r) {
+      if (first + r < a.rows) {
+        const std::int64_t at = (first + r) * a.groups + group;
+        if constexpr (Add) {
+          store_packed(a.y, at, x[r][k]);
+        }
+        store_packed(a.z, at, normed(x[r][k], inverse[r], weight));
+      }
+    }
+  }
+}
+
+template <class T, bool Add, int Lanes, int V, int R>
+void launch_rows(CudaStream& stream, const NormArrays<T>& a) {
+  constexpr int kRows = kBlockThreads / Lanes * R;  // of a block
+  norm_rows_kernel<T, Lanes, V, R, Add>
+      <<<grid_of(ceil_div(a.rows, kRows)), kBlockThreads, 0, stream.handle()>>>(a);
+  BIFOCAL_CUDA(cudaGetLastError());
+}
+
+constexpr int kMostGroups = 16 * kWarp;  // of a row in registers
+
+// False where the row is too wide.
+template <class T, bool Add>
+bool launch_in_registers(CudaStream& stream, const NormArrays<T>& a) {
+  if (a.groups <= 8) {
+    launch_rows<T, Add, 8, 1, 4>(stream, a);
+  } else if (a.groups <= 16) {
+    launch_rows<T, Add, 16, 1, 4>(stream, a);
+  } else if (a.groups <= 32) {
+    launch_rows<T, Add, 32, 1, 4>(stream, a);
+  } else if (a.groups <= 64) {
+    launch_rows<T, Add, 32, 2, Add ? 1 : 2>(stream, a);  // 2 rows of both terms spill
+  } else if (a.groups <= 4 * kWarp) {
+    launch_rows<T, Add, 32, 4, 1>(stream, a);
+  } else if (a.groups <= 8 * kWarp) {
+    launch_rows<T, Add, 32, 8, 1>(stream, a);
+  } else if (a.groups <= 10 * kWarp) {
+    launch_rows<T, Add, 32, 10, 1>(stream, a);
+  } else if (a.groups <= kMostGroups) {
+    launch_rows<T, Add, 32, 16, 1>(stream, a);
+  } else {
+    return false;
+  }
+  return true;
+}
+
+// Rows of any width and alignment, N elements in an access; with N > 1 wide ones alone.
 template <class T, int N>
-void launch(CudaStream& stream, const RmsNormForward& op) {
+void launch_any(CudaStream& stream, const RmsNormForward& op) {
   const std::int64_t rows = op.x.shape[0];
   const std::int64_t width = op.x.shape[1];
   T* y = op.y.as<T>();
   const T* x = op.x.as<T>();
   const T* weight = op.weight.as<T>();
   const auto eps = static_cast<float>(op.eps);
-  if (width <= kWarp * kKeptElements) {
+  if (N == 1 && width <= kWarp * kKeptElements) {
     const dim3 grid = grid_of(ceil_div(rows, kBlockThreads / kWarp));
-    rms_norm_forward_kernel<T, N, kWarp>
+    rms_norm_forward_kernel<T, 1, kWarp>
         <<<grid, kBlockThreads, 0, stream.handle()>>>(y, x, weight, rows, width, eps);
   } else {
     rms_norm_forward_kernel<T, N, kBlockThreads>
         <<<grid_of(rows), kBlockThreads, 0, stream.handle()>>>(y, x, weight, rows, width, eps);
   }
   BIFOCAL_CUDA(cudaGetLastError());
+}
+
+// Whether rows of this width on these pointers can go through registers.
+template <class T, class... Pointers>
+bool has_groups(std::int64_t width, const Pointers*... pointers) {
+  return width % kVectorSize<T> == 0 && is_aligned(16, pointers...);
 }
 
 }  // namespace
@@ -133,12 +249,46 @@ void run(CudaStream& stream, const RmsNormForward& op) {
   dispatch_device("rms_norm", op.y.dtype, [&](auto zero) {
     using T = decltype(zero);
     constexpr int kGroup = kVectorSize<T>;
-    const bool aligned = is_aligned(16, op.y.as<T>(), op.x.as<T>(), op.weight.as<T>());
-    if (aligned && op.x.shape[1] % kGroup == 0) {
-      launch<T, kGroup>(stream, op);
-    } else {
-      launch<T, 1>(stream, op);
+    const std::int64_t width = op.x.shape[1];
+    NormArrays<T> a{};
+    a.z = op.y.as<T>();
+    a.a = op.x.as<T>();
+    a.weight = op.weight.as<T>();
+    a.rows = op.x.shape[0];
+    a.eps = static_cast<float>(op.eps);
+    if (!has_groups<T>(width, a.z, a.a, a.weight)) {
+      launch_any<T, 1>(stream, op);
+      return;
     }
+    a.groups = static_cast<int>(std::min<std::int64_t>(width / kGroup, kMostGroups + 1));
+    if (!launch_in_registers<T, false>(stream, a)) {
+      launch_any<T, kGroup>(stream, op);
+    }
+  });
+}
+
+void run(CudaStream& stream, const AddRmsNorm& op) {
+  if (op.a.size() == 0) {
+    return;
+  }
+  dispatch_device("rms_norm", op.y.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    const std::int64_t width = op.a.shape[1];
+    NormArrays<T> a{};
+    a.z = op.z.as<T>();
+    a.y = op.y.as<T>();
+    a.a = op.a.as<T>();
+    a.b = op.b.as<T>();
+    a.weight = op.weight.as<T>();
+    a.rows = op.a.shape[0];
+    a.eps = static_cast<float>(op.eps);
+    a.groups = static_cast<int>(std::min<std::int64_t>(width / kVectorSize<T>, kMostGroups + 1));
+    if (has_groups<T>(width, a.z, a.y, a.a, a.b, a.weight) &&
+        launch_in_registers<T, true>(stream, a)) {
+      return;
+    }
+    run(stream, Add{op.y, op.a, op.b});
+    run(stream, RmsNormForward{op.z, op.y, op.weight, op.eps});
   });
 }
 

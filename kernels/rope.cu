@@ -2,40 +2,65 @@
 #include <algorithm>
 
 #include "kernels/launch.cuh"
+#include "kernels/rope.cuh"
 #include "ops/rope.h"
 
 namespace bifocal {
 namespace {
 
-// A block takes one token. A thread takes N neighbouring elements of a head's first half and
-// their partners in its second half, then the same of later heads; cos and sin are read from
-// memory for the first head and from the cache for the others.
+// A thread takes N neighbouring elements of a head's first half and their partners in its second
+// half; cos and sin are read from memory for a token's first head and from the cache for the
+// others.
 template <class T, int N>
-__global__ void __launch_bounds__(kBlockThreads) rope_rotate_kernel(
-    T* x, const float* cos, const float* sin, int heads, int half, float direction) {
-  const std::int64_t token = blockIdx.x;
-  const int groups = half / N;
-  T* row = x + token * heads * 2 * half;
-  const float* row_cos = cos + token * half;
-  const float* row_sin = sin + token * half;
-  for (int item = static_cast<int>(threadIdx.x); item < heads * groups; item += kBlockThreads) {
-    const int head = item / groups;
-    const int group = item - head * groups;
-    T* low = row + static_cast<std::int64_t>(head) * 2 * half;
-    T* high = low + half;
-    auto a = load_vector<N>(low, group);
-    auto b = load_vector<N>(high, group);
+__global__ void __launch_bounds__(kBlockThreads) rope_rotate_kernel(T* x,
+                                                                    const float* cos,
+                                                                    const float* sin,
+                                                                    unsigned items,
+                                                                    unsigned heads,
+                                                                    unsigned groups,
+                                                                    float direction) {
+  const unsigned item = blockIdx.x * kBlockThreads + threadIdx.x;
+  if (item >= items) {
+    return;
+  }
+  const unsigned head = item / groups;  // of all tokens
+  const unsigned group = item - head * groups;
+  const std::int64_t low = static_cast<std::int64_t>(head) * 2 * groups + group;
+  const std::int64_t angle = static_cast<std::int64_t>(head / heads) * groups + group;
+  auto a = load_floats<N>(x, low);
+  auto b = load_floats<N>(x, low + groups);
+  const auto c = load_floats<N>(cos, angle);
+  const auto s = load_floats<N>(sin, angle);
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const float c = row_cos[group * N + i];
-      const float s = row_sin[group * N + i] * direction;
-      const float from_low = load_float(a.element[i]);
-      const float from_high = load_float(b.element[i]);
-      a.element[i] = store_as<T>(from_low * c - from_high * s);
-      b.element[i] = store_as<T>(from_high * c + from_low * s);
-    }
-    store_vector<N>(low, group, a);
-    store_vector<N>(high, group, b);
+  for (int i = 0; i < N; ++i) {
+    const Pair pair = rotated({a.element[i], b.element[i]}, c.element[i], s.element[i] * direction);
+    a.element[i] = pair.low;
+    b.element[i] = pair.high;
+  }
+  store_floats<N>(x, low, a);
+  store_floats<N>(x, low + groups, b);
+}
+
+// As many tokens in a launch as 31 bits count.
+template <class T, int N>
+void rotate(CudaStream& stream, const RopeRotate& op) {
+  const std::int64_t tokens = op.x.shape[0];
+  const std::int64_t heads = op.x.shape[1];
+  const std::int64_t half = op.x.shape[2] / 2;
+  const std::int64_t of_token = heads * half / N;
+  const std::int64_t most = std::max<std::int64_t>(1, 0x7fffffff / of_token);
+  for (std::int64_t begin = 0; begin < tokens; begin += most) {
+    const std::int64_t items = std::min(most, tokens - begin) * of_token;
+    rope_rotate_kernel<T, N>
+        <<<grid_of(ceil_div(items, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(
+            op.x.as<T>() + begin * heads * 2 * half,
+            op.cos.as<float>() + begin * half,
+            op.sin.as<float>() + begin * half,
+            static_cast<unsigned>(items),
+            static_cast<unsigned>(heads),
+            static_cast<unsigned>(half / N),
+            op.inverse ? -1.0F : 1.0F);
+    BIFOCAL_CUDA(cudaGetLastError());
   }
 }
 
@@ -114,22 +139,14 @@ void run(CudaStream& stream, const RopeRotate& op) {
   }
   dispatch_device("rope", op.x.dtype, [&](auto zero) {
     using T = decltype(zero);
-    T* x = op.x.as<T>();
-    const auto* cos = op.cos.as<float>();
-    const auto* sin = op.sin.as<float>();
-    const auto heads = static_cast<int>(op.x.shape[1]);
-    const auto half = static_cast<int>(op.x.shape[2] / 2);
-    const float direction = op.inverse ? -1.0F : 1.0F;
-    const dim3 grid = grid_of(op.x.shape[0]);
     constexpr int kGroup = kVectorSize<T>;
-    if (half % kGroup == 0 && is_aligned(16, x)) {
-      rope_rotate_kernel<T, kGroup>
-          <<<grid, kBlockThreads, 0, stream.handle()>>>(x, cos, sin, heads, half, direction);
+    const std::int64_t half = op.x.shape[2] / 2;
+    const bool aligned = is_aligned(16, op.x.as<T>(), op.cos.as<float>(), op.sin.as<float>());
+    if (half % kGroup == 0 && aligned) {
+      rotate<T, kGroup>(stream, op);
     } else {
-      rope_rotate_kernel<T, 1>
-          <<<grid, kBlockThreads, 0, stream.handle()>>>(x, cos, sin, heads, half, direction);
+      rotate<T, 1>(stream, op);
     }
-    BIFOCAL_CUDA(cudaGetLastError());
   });
 }
 

@@ -8,6 +8,7 @@
 
 #include "core/error.h"
 #include "kernels/device_scratch.h"
+#include "kernels/kernel_choice.h"
 #include "kernels/launch.cuh"
 #include "kernels/sliding_attention.cuh"
 #include "kernels/tensor_core.cuh"
@@ -19,6 +20,7 @@ namespace {
 constexpr const char* kWhere = "sliding_attention";
 constexpr int kThreads = 256;
 constexpr int kRowLanes = 8;      // threads of one row of d_out
+constexpr int kMostGroup = 128;   // query heads of a key-value head that Hopper's tiles hold
 constexpr int kSinkTokens = 128;  // tokens of one partial sum of the sink's gradient
 
 // delta = d_out . out, row by row.
@@ -137,7 +139,8 @@ void attend(CudaStream& stream, const SlidingAttentionForward& op) {
   auto* lse = op.lse.as<float>();
   if constexpr (std::is_same_v<T, BFloat16>) {
     if (has_tiles(args, out)) {
-      attend_tiles(stream, args, out, lse);
+      use_hopper_kernels() && args.group <= kMostGroup ? attend_hopper(stream, args, out, lse)
+                                                       : attend_tiles(stream, args, out, lse);
       return;
     }
   }
@@ -145,40 +148,50 @@ void attend(CudaStream& stream, const SlidingAttentionForward& op) {
 }
 
 template <class T>
+AttentionGradients<T> gradients_of(const SlidingAttentionBackward& op) {
+  const auto data = [](const TensorView& x) { return x ? x.as<T>() : nullptr; };
+  return {.d_q = data(op.d_q),
+          .d_k = data(op.d_k),
+          .d_v = data(op.d_v),
+          .d_pinned_k = op.inputs.pinned_k ? data(op.d_pinned_k) : nullptr,
+          .d_pinned_v = op.inputs.pinned_k ? data(op.d_pinned_v) : nullptr,
+          .d_out = op.d_out.as<T>(),
+          .lse = op.lse.as<float>(),
+          .delta = nullptr};
+}
+
+template <class T>
+bool has_tiles(const AttentionArgs<T>& a, const AttentionGradients<T>& g) {
+  return has_tiles(a, g.d_out, g.d_q, g.d_k, g.d_v, g.d_pinned_k, g.d_pinned_v);
+}
+
+template <class T>
 void differentiate(CudaStream& stream, const SlidingAttentionBackward& op) {
   const AttentionArgs<T> args(op.inputs);
-  const auto* lse = op.lse.as<float>();
+  AttentionGradients<T> gradients = gradients_of<T>(op);
+  const T* out = op.out.as<T>();
+  float* d_sink = args.sink == nullptr ? nullptr : op.d_sink.as<float>();
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (has_tiles(args, gradients) && is_aligned(16, out) && use_hopper_kernels() &&
+        has_hopper_backward(args)) {
+      differentiate_hopper(stream, args, gradients, out, d_sink);
+      return;
+    }
+  }
   DeviceScratch scratch(stream);
   auto* delta = scratch.take<float>(static_cast<std::int64_t>(args.tokens) * args.heads);
   if (args.tokens > 0) {
-    make_delta(stream, args, op.d_out.as<T>(), op.out.as<T>(), delta);
+    make_delta(stream, args, gradients.d_out, out, delta);
     if (args.sink != nullptr) {
-      add_sink_gradient(stream, args, lse, delta, op.d_sink.as<float>());
+      add_sink_gradient(stream, args, gradients.lse, delta, d_sink);
     }
   }
   if (!op.d_q && !op.d_k && !op.d_pinned_k) {
     return;
   }
-  AttentionGradients<T> gradients{.d_q = op.d_q.as<T>(),
-                                  .d_k = op.d_k.as<T>(),
-                                  .d_v = op.d_v.as<T>(),
-                                  .d_pinned_k = nullptr,
-                                  .d_pinned_v = nullptr,
-                                  .d_out = op.d_out.as<T>(),
-                                  .lse = lse,
-                                  .delta = delta};
-  if (args.pinned_k != nullptr) {
-    gradients.d_pinned_k = op.d_pinned_k.as<T>();
-    gradients.d_pinned_v = op.d_pinned_v.as<T>();
-  }
+  gradients.delta = delta;
   if constexpr (std::is_same_v<T, BFloat16>) {
-    if (has_tiles(args,
-                  gradients.d_out,
-                  gradients.d_q,
-                  gradients.d_k,
-                  gradients.d_v,
-                  gradients.d_pinned_k,
-                  gradients.d_pinned_v)) {
+    if (has_tiles(args, gradients)) {
       differentiate_query_tiles(stream, args, gradients);
       differentiate_key_tiles(stream, args, gradients);
       return;

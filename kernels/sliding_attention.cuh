@@ -1,5 +1,6 @@
-// What the kernels of sliding attention share. Two families compute it: plain kernels, for any type
-// and head width, and tiles on tensor cores, for bfloat16 and head widths 64, 128 and 256.
+// What the kernels of sliding attention share. Three families compute it: plain kernels, for any
+// type and head width; tiles on tensor cores, for bfloat16 and head widths 64, 128 and 256; and for
+// the same on Hopper its own products and copies.
 //
 // The query heads of a key-value head read the same keys, so its queries are one matrix of packed
 // rows: row p is token p / group, head p % group of the key-value head's.
@@ -120,6 +121,12 @@ void attend_tiles(CudaStream& stream,
                   BFloat16* out,
                   float* lse);
 
+// The same by Hopper's own instructions, where use_hopper_kernels() allows besides.
+void attend_hopper(CudaStream& stream,
+                   const AttentionArgs<BFloat16>& args,
+                   BFloat16* out,
+                   float* lse);
+
 void differentiate_query_tiles(CudaStream& stream,
                                const AttentionArgs<BFloat16>& args,
                                const AttentionGradients<BFloat16>& gradients);
@@ -127,5 +134,22 @@ void differentiate_query_tiles(CudaStream& stream,
 void differentiate_key_tiles(CudaStream& stream,
                              const AttentionArgs<BFloat16>& args,
                              const AttentionGradients<BFloat16>& gradients);
+
+// Of the pinned keys alone.
+void differentiate_pinned_tiles(CudaStream& stream,
+                                const AttentionArgs<BFloat16>& args,
+                                const AttentionGradients<BFloat16>& gradients);
+
+// Whether Hopper's kernels serve the backward pass of this shape, where tiles do and
+// use_hopper_kernels() allows.
+bool has_hopper_backward(const AttentionArgs<BFloat16>& args);
+
+// The whole backward pass by Hopper's own instructions: `gradients`, of which delta is not read and
+// all others are null or none, and with a sink d_sink.
+void differentiate_hopper(CudaStream& stream,
+                          const AttentionArgs<BFloat16>& args,
+                          AttentionGradients<BFloat16> gradients,
+                          const BFloat16* out,
+                          float* d_sink);
 
 }  // namespace bifocal

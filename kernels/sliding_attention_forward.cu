@@ -21,17 +21,6 @@ struct ForwardShape {
   static constexpr int kBytes = kQueryBytes + Block::kKeyBytes + Block::kSpanBytes;
 };
 
-// The four lanes of a row hold its columns.
-__device__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
-}
-
-__device__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
 // The softmax of a warp's rows as it takes tiles, in powers of 2.
 template <int MT>
 struct RowSoftmax {

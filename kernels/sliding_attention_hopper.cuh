@@ -16,11 +16,11 @@ namespace bifocal::hopper {
 // For head width D.
 template <int D>
 struct ForwardShape {
-  static constexpr int kRows = 2 * kGroupRows;        // of queries
-  static constexpr int kKeys = D == 256 ? 64 : 128;   // of a tile
-  static constexpr int kStages = D == 64 ? 4 : 2;     // tiles of keys in flight
-  static constexpr int kSlots = D == 256 ? 1 : 2;     // tiles of queries
-  static constexpr int kWorks = 2;                    // items known ahead
+  static constexpr int kRows = 2 * kGroupRows;       // of queries
+  static constexpr int kKeys = D == 256 ? 64 : 128;  // of a tile
+  static constexpr int kStages = D == 64 ? 4 : 2;    // tiles of keys in flight
+  static constexpr int kSlots = D == 256 ? 1 : 2;    // tiles of queries
+  static constexpr int kWorks = 2;                   // items known ahead
   static constexpr int kThreads = 3 * kGroupThreads;
   static constexpr int kColumnBlocks = D / kSwizzleColumns;
   static constexpr int kKeyBytes = kKeys * D * static_cast<int>(sizeof(BFloat16));
@@ -152,13 +152,15 @@ __device__ void load_work(const ForwardProblem& problem,
   RingPlace<Shape::kSlots> slot;
   RingPlace<Shape::kStages> k_place;
   RingPlace<Shape::kStages> v_place;
-  const auto load_keys = [](const CUtensorMap& map, BFloat16* to, Barrier& full, int head, int key) {
-    full.arrive_expect(Shape::kKeyBytes);
+  const auto load_keys =
+      [](const CUtensorMap& map, BFloat16* to, Barrier& full, int head, int key) {
+        full.arrive_expect(Shape::kKeyBytes);
 #pragma unroll
-    for (int i = 0; i < Shape::kColumnBlocks; ++i) {
-      load_box(to + i * Shape::kKeys * kSwizzleColumns, map, full, i * kSwizzleColumns, head, key);
-    }
-  };
+        for (int i = 0; i < Shape::kColumnBlocks; ++i) {
+          load_box(
+              to + i * Shape::kKeys * kSwizzleColumns, map, full, i * kSwizzleColumns, head, key);
+        }
+      };
   for (RingPlace<Shape::kWorks> place;; place.advance()) {
     shared.work_full[place.stage].wait(place.parity);
     const ForwardWork& work = shared.work[place.stage];

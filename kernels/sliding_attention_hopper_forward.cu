@@ -9,10 +9,6 @@ namespace bifocal {
 namespace hopper {
 namespace {
 
-// A row's largest logit counts as unchanged until it grows by so many powers of 2: probabilities
-// then reach 2^8, which bfloat16 and float32 hold as well as 1, and sums need no new scale.
-constexpr float kSlack = 8.0F;
-
 // The rows of a thread, in one item: half h is row `row` + 8 h of the block.
 template <int D>
 class Rows {
@@ -21,7 +17,8 @@ class Rows {
 
   __device__ Rows(const ForwardProblem& problem, int group)
       : problem_(problem), first_row_(group * kGroupRows) {
-    const int row = first_row_ + static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_id() / 4;
+    const int row =
+        first_row_ + static_cast<int>(threadIdx.x) % kGroupThreads / 32 * 16 + lane_id() / 4;
     const int size = problem.args.group;
     const int last = problem.block_tokens - 1;
 #pragma unroll
@@ -80,7 +77,9 @@ class Rows {
                : -1;
   }
 
-  __device__ int head(int half) const { return kv_head_ * problem_.args.group + head_[half]; }
+  __device__ int head(int half) const {
+    return kv_head_ * problem_.args.group + head_[half];
+  }
 
   int pinned_tiles, tiles;
 
@@ -113,19 +112,15 @@ class Rows {
   KeySpan full_;  // window keys that all rows of the warpgroup see
 };
 
-__device__ float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
-}
-
-__device__ float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
 // The softmax of a thread's two rows over the tiles so far. `largest` is at least the largest
 // product but kSlack / scale.
+template <int Keys>
 struct RowSoftmax {
+  // A row's largest logit counts as unchanged until it grows by so many powers of 2: probabilities
+  // then reach 2^8, which bfloat16 and float32 hold as well as 1, and sums need no new scale.
+  static constexpr float kSlack = 8.0F;
+  static constexpr int kSize = Keys / 2;  // numbers of a thread
+
   float scale;  // of products, times log2(e)
   float largest[2];
   float sum[2];
@@ -137,29 +132,29 @@ struct RowSoftmax {
   }
 
   // Turns products into probabilities. Whether earlier sums need the factors.
-  template <int R>
-  __device__ bool take(float (&s)[R]) {
+  __device__ bool take(float (&s)[kSize]) {
     float base[2];
+    bool grows = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float most = s[2 * half];
 #pragma unroll
-      for (int i = 0; i < R / 4; ++i) {
+      for (int i = 0; i < kSize / 4; ++i) {
         most = fmaxf(most, fmaxf(s[4 * i + 2 * half], s[4 * i + 2 * half + 1]));
       }
       most = quad_max(most);
-      const float before = largest[half];
-      // False for the first tile only where a row sees nothing of it.
-      largest[half] = (most - before) * scale > kSlack ? most : before;
+      const float growth = (most - largest[half]) * scale;  // NaN where a row has seen nothing yet
+      factor[half] = growth > kSlack ? exp2_fast(-growth) : 1.0F;
+      largest[half] = growth > kSlack ? most : largest[half];
+      grows = grows || growth > kSlack;
       base[half] = largest[half] == -INFINITY ? 0.0F : largest[half] * scale;
-      factor[half] = exp2_fast(before * scale - base[half]);
     }
-    const bool rescale = __any_sync(0xffffffffU, factor[0] != 1.0F || factor[1] != 1.0F) != 0;
+    const bool rescale = __any_sync(0xffffffffU, grows) != 0;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float total = 0.0F;
 #pragma unroll
-      for (int i = 0; i < R / 4; ++i) {
+      for (int i = 0; i < kSize / 4; ++i) {
 #pragma unroll
         for (int e = 4 * i + 2 * half; e < 4 * i + 2 * half + 2; ++e) {
           s[e] = exp2_fast(fmaf(s[e], scale, -base[half]));
@@ -212,6 +207,10 @@ class Multiplier {
         return;
       }
       rows_.start(shared_.work[place.stage]);
+      if (problem_.args.sink != nullptr) {
+        sink_[0] = load_float(problem_.args.sink[rows_.head(0)]) * kLog2OfE;
+        sink_[1] = load_float(problem_.args.sink[rows_.head(1)]) * kLog2OfE;
+      }
       release(shared_.work_empty[place.stage]);
       shared_.q_full[slot_.stage].wait(slot_.parity);
       attend();
@@ -230,7 +229,8 @@ class Multiplier {
   }
 
   __device__ void multiply_keys(float (&s)[Shape::kKeys / 2]) {
-    const Operand q = Operand::by_rows(shared_.q[slot_.stage] + group_ * kGroupRows * kSwizzleColumns);
+    const Operand q =
+        Operand::by_rows(shared_.q[slot_.stage] + group_ * kGroupRows * kSwizzleColumns);
     const Operand k = Operand::by_rows(shared_.k[k_place_.stage]);
 #pragma unroll
     for (int step = 0; step < D / 16; ++step) {
@@ -240,7 +240,8 @@ class Multiplier {
     commit_products();
   }
 
-  __device__ void multiply_values(float (&out)[D / 2], const std::uint32_t (&p)[Shape::kKeys / 16][4]) {
+  __device__ void multiply_values(float (&out)[D / 2],
+                                  const std::uint32_t (&p)[Shape::kKeys / 16][4]) {
     const Operand v = Operand::by_columns(shared_.v[v_place_.stage], Shape::kKeys);
 #pragma unroll
     for (int step = 0; step < Shape::kKeys / 16; ++step) {
@@ -275,20 +276,24 @@ class Multiplier {
       begin_products();
       multiply_keys(s);
       shared_.v_full[v_place_.stage].wait(v_place_.parity);
+      begin_products();
       multiply_values(out, p);
       named_arrive(turn(1 - group_), 2 * kGroupThreads);
       wait_products<1>();
       keep(s);
       release_keys();
       rows_.mask(s, i);
-      const bool rescale = softmax_.take(s);
-      wait_products<0>();
-      keep(out);
+      // A wait on each way: as one before the branch, the assembler moves it ahead of the softmax.
+      if (softmax_.take(s)) {
+        wait_products<0>();
+        keep(out);
+        softmax_.rescale(out);
+      } else {
+        wait_products_here<0>();
+        keep(out);
+      }
       keep(p);
       release_values();
-      if (rescale) {
-        softmax_.rescale(out);
-      }
       pack(p, s);
     }
     release(shared_.q_empty[slot_.stage]);
@@ -322,14 +327,13 @@ class Multiplier {
       float total = quad_sum(softmax_.sum[half]);
       float largest = softmax_.largest[half] * softmax_.scale;
       float factor = 1.0F;
-      if (problem_.args.sink != nullptr && place >= 0) {
-        const float sink = load_float(problem_.args.sink[rows_.head(half)]) * kLog2OfE;
-        const float most = fmaxf(largest, sink);
+      if (problem_.args.sink != nullptr) {
+        const float most = fmaxf(largest, sink_[half]);
         factor = exp2_fast(largest - most);
-        total = total * factor + exp2_fast(sink - most);
+        total = total * factor + exp2_fast(sink_[half] - most);
         largest = most;
       }
-      softmax_.factor[half] = factor / total;
+      softmax_.factor[half] = __fdividef(factor, total);
       if (lane_id() % 4 == 0 && place >= 0) {
         problem_.lse[place] = (largest + log2f(total)) * kLnOf2;
       }
@@ -376,7 +380,8 @@ class Multiplier {
   ForwardShared<D>& shared_;
   Rows<D> rows_;
   int group_;
-  RowSoftmax softmax_;
+  RowSoftmax<Shape::kKeys> softmax_;
+  float sink_[2];  // of the rows' heads, times log2(e)
   RingPlace<Shape::kSlots> slot_;
   RingPlace<Shape::kStages> k_place_;
   RingPlace<Shape::kStages> v_place_;
@@ -392,9 +397,9 @@ __global__ void __launch_bounds__(ForwardShape<D>::kThreads, 1)
     shared.init_barriers();
   }
   __syncthreads();
-  const int group = static_cast<int>(threadIdx.x) / kGroupThreads;
+  const int group = warpgroup_id();
   if (group == 0) {
-    lower_registers<32>();
+    lower_registers<24>();
     if (warp_id() == 0) {
       draw_work<D>(problem, shared);
     } else if (threadIdx.x == 32) {
@@ -426,14 +431,6 @@ ForwardMaps make_maps(const AttentionArgs<BFloat16>& a, int block_tokens, int ke
   return maps;
 }
 
-int num_multiprocessors() {
-  int device = 0;
-  int count = 0;
-  BIFOCAL_CUDA(cudaGetDevice(&device));
-  BIFOCAL_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 template <int D>
 void launch(CudaStream& stream, const AttentionArgs<BFloat16>& a, BFloat16* out, float* lse) {
   using Shape = ForwardShape<D>;
@@ -461,7 +458,10 @@ void launch(CudaStream& stream, const AttentionArgs<BFloat16>& a, BFloat16* out,
 }  // namespace
 }  // namespace hopper
 
-void attend_hopper(CudaStream& stream, const AttentionArgs<BFloat16>& a, BFloat16* out, float* lse) {
+void attend_hopper(CudaStream& stream,
+                   const AttentionArgs<BFloat16>& a,
+                   BFloat16* out,
+                   float* lse) {
   if (a.tokens == 0) {
     return;
   }

@@ -345,12 +345,21 @@ void launch(CudaStream& stream,
                        .partial = nullptr};
     launch_keys<D>(stream, a, g, work, 1);
   }
-  if (a.pinned > 0) {
-    launch_pinned<D>(stream, a, g);
-  }
 }
 
 }  // namespace
+
+void differentiate_pinned_tiles(CudaStream& stream,
+                                const AttentionArgs<BFloat16>& a,
+                                const AttentionGradients<BFloat16>& g) {
+  if (a.dim == 64) {
+    launch_pinned<64>(stream, a, g);
+  } else if (a.dim == 128) {
+    launch_pinned<128>(stream, a, g);
+  } else {
+    launch_pinned<256>(stream, a, g);
+  }
+}
 
 void differentiate_key_tiles(CudaStream& stream,
                              const AttentionArgs<BFloat16>& a,
@@ -361,6 +370,9 @@ void differentiate_key_tiles(CudaStream& stream,
     launch<128>(stream, a, g);
   } else {
     launch<256>(stream, a, g);
+  }
+  if (a.pinned > 0) {
+    differentiate_pinned_tiles(stream, a, g);
   }
 }
 

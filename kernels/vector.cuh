@@ -91,6 +91,60 @@ __device__ void store_packed(T* base, std::int64_t group, const Packed<T>& value
   reinterpret_cast<Packed<T>*>(base)[group] = value;
 }
 
+template <int N>
+struct Floats {
+  float element[N];
+};
+
+// Group `group` of N elements as float32, in accesses of up to 16 bytes.
+template <int N, class T>
+__device__ Floats<N> load_floats(const T* base, std::int64_t group) {
+  Floats<N> result;
+  if constexpr (N % kVectorSize<T> == 0) {
+    constexpr int kSize = kVectorSize<T>;
+    Packed<T> packed[N / kSize];
+#pragma unroll
+    for (int p = 0; p < N / kSize; ++p) {
+      packed[p] = load_packed(base, group * (N / kSize) + p);
+    }
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      result.element[i] = packed[i / kSize][i % kSize];
+    }
+  } else {
+    const auto v = load_vector<N>(base, group);
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      result.element[i] = load_float(v.element[i]);
+    }
+  }
+  return result;
+}
+
+// The same outwards, rounded to T.
+template <int N, class T>
+__device__ void store_floats(T* base, std::int64_t group, const Floats<N>& values) {
+  if constexpr (N % kVectorSize<T> == 0) {
+    constexpr int kSize = kVectorSize<T>;
+#pragma unroll
+    for (int p = 0; p < N / kSize; ++p) {
+      float part[kSize];
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        part[i] = values.element[p * kSize + i];
+      }
+      store_packed(base, group * (N / kSize) + p, Packed<T>::of(part));
+    }
+  } else {
+    Vector<T, N> v;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      v.element[i] = store_as<T>(values.element[i]);
+    }
+    store_vector<N>(base, group, v);
+  }
+}
+
 // Whether pointers lie on multiples of bytes.
 template <class... Pointers>
 bool is_aligned(std::size_t bytes, const Pointers*... pointers) {

@@ -8,7 +8,8 @@
 //
 // Order of calls: begin_products(); multiply()...; commit_products(); wait_products<n>(). Between
 // the first and the wait nothing may touch d or an a in registers. The compiler may move what it
-// computes across these calls: keep(d) before begin_products() and after wait_products() forbids it.
+// computes across these calls: keep(d) before begin_products() and after wait_products() forbids
+// it.
 #pragma once
 
 #include <cstdint>
@@ -34,19 +35,21 @@ class Operand {
   // The operand `bytes` further on.
   __device__ Operand operator+(int bytes) const {
     Operand moved = *this;
-    moved.bits_ += static_cast<std::uint64_t>(bytes / 16);
+    moved.low_ += static_cast<std::uint32_t>(bytes / 16);
     return moved;
   }
 
-  __device__ std::uint64_t bits() const { return bits_; }
+  __device__ std::uint64_t bits() const {
+    constexpr std::uint64_t kHigh = kSwizzleAtomBytes / 16 | 1U << 30;
+    return kHigh << 32 | low_;
+  }
 
  private:
   __device__ Operand(const BFloat16* tile, int block_bytes)
-      : bits_((shared_address(tile) & 0x3ffffU) >> 4 |
-              static_cast<std::uint64_t>(block_bytes / 16) << 16 |
-              static_cast<std::uint64_t>(kSwizzleAtomBytes / 16) << 32 | std::uint64_t{1} << 62) {}
+      : low_((shared_address(tile) & 0x3ffffU) >> 4 | static_cast<std::uint32_t>(block_bytes / 16)
+                                                          << 16) {}
 
-  std::uint64_t bits_;
+  std::uint32_t low_;
 };
 
 // Offset in bytes of step k (16 columns) of a by_rows tile of `rows` rows.
@@ -71,6 +74,12 @@ __device__ inline void commit_products() {
 template <int Left>
 __device__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
+}
+
+// The same as another text, which the compiler does not merge with that on another branch.
+template <int Left>
+__device__ void wait_products_here() {
+  asm volatile("{ wgmma.wait_group.sync.aligned %0; }" ::"n"(Left) : "memory");
 }
 
 template <int N>

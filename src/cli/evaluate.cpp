@@ -47,10 +47,10 @@ void evaluate(const RunConfig& config, const EvaluateOptions& options, const Mpi
   BIFOCAL_REQUIRE(
       !config.teacher.path.empty(),
       "[evaluate] wanted a teacher, got none: set teacher.path to a Hugging Face directory");
-  const std::unique_ptr<Communicator> world = mpi.world();
+  Session session(config, mpi.world());
+  const std::unique_ptr<Communicator> world = session.take_world();
   const std::unique_ptr<Communicator> node = world->split_node();
   const ModelConfig teacher_config = read_hf_config(config.teacher.path);
-  Session session(config);
   const Context context = session.context();
   const ModelPlacement frozen{Weights::Placement::sharded, Region::teacher_weights, true};
   LoadedModel teacher =

@@ -207,8 +207,8 @@ class Answers {
 };
 
 void run_generate(const GenerateCommand& command, const RunConfig& run_config) {
-  Session session(run_config);
-  const std::unique_ptr<Communicator> self = make_self_communicator();
+  Session session(run_config, make_self_communicator());
+  const std::unique_ptr<Communicator> self = session.take_world();
   // In parts over one rank: weights then keep the type they are stored in.
   const ModelPlacement placement{Weights::Placement::sharded, Region::weights, true};
   LoadedModel model = open_student(session.context(), run_config, command.model, *self, placement);

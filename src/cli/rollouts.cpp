@@ -53,7 +53,7 @@ nlohmann::ordered_json settings_of(const RolloutsCommand& command,
           {"top_p", sampling.top_p},
           {"seed", sampling.seed},
           {"stop_ids", sampling.stop_ids},
-          {"dtype", run.run.dtype},
+          {"dtype", resolved_dtype(run)},
           {"prefill_chunk", sampling.prefill_chunk}};
 }
 
@@ -69,10 +69,10 @@ Rollout rollout_of(const GeneratedAnswer& answer, const ModelFiles& files) {
 
 void run_rollouts(const RolloutsCommand& command, const RunConfig& run, const MpiSession& mpi) {
   const GenerateCommand& options = command.generate;
-  const std::unique_ptr<Communicator> world = mpi.world();
-  const std::unique_ptr<Communicator> self = make_self_communicator();
+  Session session(run, mpi.world());
+  const std::unique_ptr<Communicator> world = session.take_world();
+  const std::unique_ptr<Communicator> self = world->split(world->rank());
   const ProblemSet problems = ProblemSet::read(options.input);
-  Session session(run);
   const Context context = session.context();
   // In parts over one rank: weights then keep the type they are stored in.
   const ModelPlacement placement{Weights::Placement::sharded, Region::weights, true};

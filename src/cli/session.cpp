@@ -8,8 +8,11 @@
 #include "core/random.h"
 #include "hf/hf_config.h"
 #include "hf/model_tensors.h"
+#include "model/host_images.h"
+#include "ops/fill.h"
 #include "plan/plan.h"
 #include "plan/start_values.h"
+#include "train/sharded_tensors.h"
 
 namespace bifocal {
 
@@ -43,18 +46,6 @@ RowSourceOptions row_options(const RunConfig& config, std::int64_t vocabulary, S
           .pad_id = 0};
 }
 
-std::vector<ShardedTensor> weight_tensors(Weights& weights) {
-  std::vector<ShardedTensor> tensors;
-  weights.fill([&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-    tensors.push_back({.name = parameter.name,
-                       .global = parameter.shape,
-                       .begin = begin,
-                       .end = begin + piece.size(),
-                       .data = piece});
-  });
-  return tensors;
-}
-
 // The checkpoint must hold every copied tensor; new ones are optional unless its own config has
 // them.
 void check_source(const SafetensorsReader& reader, const fs::path& directory) {
@@ -83,25 +74,53 @@ StartValues start_values(const RunConfig::Student& student) {
           .output_bias = student.output_bias};
 }
 
-Session::Session(const RunConfig& config)
-    : dtype_(config.run.dtype == "float64" ? DType::f64 : DType::f32),
-      memory_(static_cast<std::size_t>(config.memory.limit_gib * 1024.0 * 1024.0 * 1024.0)) {}
+namespace {
 
-void fill_random(const Parameter& parameter,
+std::unique_ptr<Backend> open_backend(const RunConfig& config, Communicator& world) {
+  const auto limit = static_cast<std::size_t>(config.memory.limit_gib * 1024.0 * 1024.0 * 1024.0);
+  if (config.run.device == "cpu") {
+    return make_cpu_backend(limit);
+  }
+  // Every rank hears of it when one has no GPU.
+  const int local_rank = world.split_node()->rank();
+  std::unique_ptr<Backend> backend;
+  std::string error;
+  try {
+    backend = make_cuda_backend(
+        local_rank,
+        limit,
+        config.run.kernels == "portable" ? Kernels::portable : Kernels::automatic);
+  } catch (const Error& failure) {
+    error = failure.what();
+  }
+  require_all(world, error);
+  return backend;
+}
+
+}  // namespace
+
+Session::Session(const RunConfig& config, std::unique_ptr<Communicator> world)
+    : dtype_(compute_type(config)),
+      host_world_(std::move(world)),
+      backend_(open_backend(config, *host_world_)) {}
+
+void fill_random(Stream& stream,
+                 const Parameter& parameter,
                  std::uint64_t seed,
                  std::int64_t begin,
                  const TensorView& piece) {
-  const bool is_norm = parameter.name.find("norm") != std::string::npos;
-  const bool is_bias = parameter.name.ends_with(".bias");
-  const std::uint64_t stream = stream_of(parameter.name);
-  dispatch_real("random", piece.dtype, [&]<class T>(T) {
-    T* values = piece.as<T>();
-    for (std::int64_t i = 0; i < piece.size(); ++i) {
-      const double normal =
-          0.02 * random_normal(seed, stream, static_cast<std::uint64_t>(begin + i));
-      values[i] = static_cast<T>(is_norm ? 1.0 : (is_bias ? 0.0 : normal));
-    }
-  });
+  if (parameter.name.find("norm") != std::string::npos) {
+    run(stream, Fill{.x = piece, .value = 1.0});
+  } else if (parameter.name.ends_with(".bias")) {
+    run(stream, Fill{.x = piece, .value = 0.0});
+  } else {
+    run(stream,
+        FillNormal{.x = piece,
+                   .seed = seed,
+                   .stream = stream_of(parameter.name),
+                   .begin = static_cast<std::uint64_t>(begin),
+                   .deviation = 0.02});
+  }
 }
 
 LoadedModel::LoadedModel(Context context,
@@ -128,21 +147,30 @@ LoadedModel load_model(Context context,
     reader.emplace(directory);
     check_source(*reader, directory);
   }
-  Weights::Options options{placement.placement, context.dtype, placement.region};
+  Weights::Options options{placement.placement, context.dtype, placement.region, !placement.frozen};
   if (placement.frozen && reader && all_bfloat16(*reader, config)) {
     options.storage = DType::bf16;
   }
-  const auto fill_piece =
+  const auto load_piece =
       [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-        if (reader && reader->contains(parameter.name)) {
-          reader->read(parameter.name, begin, piece);
-        } else if (parameter.is_new()) {
-          fill_start_values(parameter, start_values(run.student), begin, piece);
-        } else {
-          fill_random(parameter, static_cast<std::uint64_t>(run.run.seed), begin, piece);
+        const bool is_read = reader && reader->contains(parameter.name);
+        if (!is_read && !parameter.is_new()) {
+          fill_random(
+              context.stream, parameter, static_cast<std::uint64_t>(run.run.seed), begin, piece);
+          return;
         }
+        fill_from_host(context, piece, [&](const TensorView& on_host) {
+          if (is_read) {
+            reader->read(parameter.name, begin, on_host);
+          } else {
+            fill_start_values(parameter, start_values(run.student), begin, on_host);
+          }
+        });
       };
-  return {context, config, group, options, [&](Weights& weights) { weights.fill(fill_piece); }};
+  return {context, config, group, options, [&](Weights& weights) {
+            weights.for_each_piece(load_piece);
+            weights.round_masters();
+          }};
 }
 
 LoadedModel open_student(Context context,
@@ -159,9 +187,13 @@ LoadedModel open_student(Context context,
   }
   const CheckpointInfo info = read_checkpoint_info(*checkpoint);
   const ModelConfig config = parse_hf_config(info.model_config, checkpoint->string());
-  const Weights::Options options{placement.placement, context.dtype, placement.region};
+  const Weights::Options options{
+      placement.placement, context.dtype, placement.region, !placement.frozen};
   return {context, config, group, options, [&](Weights& weights) {
-            load_checkpoint(*checkpoint, weight_tensors(weights), group);
+            HostImages images(context, weights.masters());
+            load_checkpoint(*checkpoint, sharded_tensors(weights, images.images(), ""), group);
+            images.upload();
+            weights.round_masters();
           }};
 }
 

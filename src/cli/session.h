@@ -11,24 +11,32 @@
 #include "data/row_source.h"
 #include "hf/safetensors.h"
 #include "model/decoder.h"
+#include "parallel/backend.h"
 #include "plan/start_values.h"
 
 namespace bifocal {
 
-// Memory and stream of this rank.
+// The device of this rank under run.device, and the ranks as it sees them. Outlives everything that
+// is made from it.
 class Session {
  public:
-  explicit Session(const RunConfig& config);
+  // world: all ranks. Collective. Throws Error for a device that is not there, or a run.dtype that
+  // it does not compute in.
+  Session(const RunConfig& config, std::unique_ptr<Communicator> world);
 
-  Context context() { return {stream_, memory_, dtype_}; }
+  Context context() { return {backend_->stream(), backend_->memory(), dtype_}; }
 
-  Memory& memory() { return memory_; }
+  Memory& memory() { return backend_->memory(); }
+
+  // All ranks, for tensors on the host and on the device. Hands them out once; collective.
+  std::unique_ptr<Communicator> take_world() {
+    return backend_->communicator(std::move(host_world_));
+  }
 
  private:
   DType dtype_;
-  CpuStream cpu_;
-  Stream stream_{&cpu_};
-  Memory memory_;
+  std::unique_ptr<Communicator> host_world_;
+  std::unique_ptr<Backend> backend_;
 };
 
 // A model with its weights.
@@ -98,9 +106,10 @@ StartValues start_values(const RunConfig::Student& student);
 std::filesystem::path student_directory(const RunConfig& config);
 ModelConfig student_config(const RunConfig& config);
 
-// Random weights for a model without any: matrices normal with deviation 0.02, norms one, biases
-// zero.
-void fill_random(const Parameter& parameter,
+// Random weights for a model without any, made on the device: matrices normal with deviation 0.02,
+// norms one, biases zero. piece: elements from `begin` on.
+void fill_random(Stream& stream,
+                 const Parameter& parameter,
                  std::uint64_t seed,
                  std::int64_t begin,
                  const TensorView& piece);

@@ -25,8 +25,26 @@ MeshCounts counts_of(const Mesh& mesh) {
   return {.data = mesh.data_count(), .sequence = mesh.sequence_count()};
 }
 
-Recompute recompute_of(const RunConfig& config) {
-  return config.memory.recompute == "block" ? Recompute::block : Recompute::none;
+RecomputePlan recompute_of(const RunConfig& config,
+                           const Mesh& mesh,
+                           const ModelConfig& student,
+                           const ModelConfig* teacher) {
+  PlanInputs inputs{.config = config,
+                    .student = student,
+                    .teacher_storage = compute_type(config),
+                    .ranks = mesh.world().size(),
+                    .ranks_per_node = mesh.node().size()};
+  if (teacher != nullptr) {
+    inputs.teacher = *teacher;
+  }
+  return choose_recompute(inputs, teacher != nullptr ? StageKind::distill : StageKind::pretrain);
+}
+
+std::string describe(const RecomputePlan& plan) {
+  const std::string text = fmt::format("memory.recompute: {}", name_of(plan.level));
+  return plan.richer_layers == 0
+             ? text
+             : text + fmt::format(", the last {} layers one level less", plan.richer_layers);
 }
 
 Weights::Placement student_placement(const RunConfig& config) {
@@ -39,7 +57,7 @@ constexpr int kRowOrder = 2;
 
 // What decides whether one run may continue another's checkpoint.
 std::string identity_of(const RunConfig& config, const std::string& model_json) {
-  std::string text = model_json + "\n" + config.teacher.path + "\n" + config.run.dtype;
+  std::string text = model_json + "\n" + config.teacher.path + "\n" + resolved_dtype(config);
   text += "\n" + canonical_text(data_mixture(config));
   text += fmt::format("{} {} {} {} {}",
                       kRowOrder,
@@ -117,7 +135,9 @@ void train(const RunConfig& config, const MpiSession& mpi) {
   BIFOCAL_REQUIRE(
       !config.teacher.path.empty(),
       "[train] wanted a teacher, got none: set teacher.path to a Hugging Face directory");
-  const Mesh mesh(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence});
+  Session session(config, mpi.world());
+  const Mesh mesh(session.take_world(),
+                  {.data = config.mesh.data, .sequence = config.mesh.sequence});
   require_rows_for_ranks(config, counts_of(mesh));
   const ModelConfig teacher_config = read_hf_config(config.teacher.path);
   const ModelConfig config_of_student = student_config(config);
@@ -132,13 +152,13 @@ void train(const RunConfig& config, const MpiSession& mpi) {
 
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
-  for (const std::string& note : {choice.note, steps.note}) {
+  const RecomputePlan recompute = recompute_of(config, mesh, config_of_student, &teacher_config);
+  for (const std::string& note : {choice.note, steps.note, describe(recompute)}) {
     if (!note.empty()) {
       console.print(note);
     }
   }
 
-  Session session(config);
   const Context context = session.context();
   LoadedModel teacher = load_model(context,
                                    teacher_config,
@@ -184,7 +204,7 @@ void train(const RunConfig& config, const MpiSession& mpi) {
                             &teacher.decoder(),
                             mesh,
                             placement,
-                            recompute_of(config),
+                            recompute,
                             logit_options(config, config.distill_extra.ce_weight),
                             stage_rows(rows, config, first, steps.distill));
                       }});
@@ -198,7 +218,9 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
   BIFOCAL_REQUIRE(
       !student_directory(config).empty(),
       "[pretrain] wanted a model, got none: set student.init to a directory with config.json");
-  const Mesh mesh(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence});
+  Session session(config, mpi.world());
+  const Mesh mesh(session.take_world(),
+                  {.data = config.mesh.data, .sequence = config.mesh.sequence});
   require_rows_for_ranks(config, counts_of(mesh));
   const ModelConfig model_config = student_config(config);
   TrainSetup setup = make_setup(config, model_config);
@@ -208,7 +230,6 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
 
-  Session session(config);
   const Context context = session.context();
   LoadedModel model = load_model(context,
                                  model_config,
@@ -216,6 +237,8 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                                  mesh.world(),
                                  {student_placement(config), Region::weights, false},
                                  config);
+  const RecomputePlan recompute = recompute_of(config, mesh, model_config, nullptr);
+  console.print(describe(recompute));
   std::vector<TrainStage> stages;
   stages.push_back({.name = "pretrain",
                     .schedule = config.pretrain,
@@ -227,7 +250,7 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                           nullptr,
                           mesh,
                           TeacherPlacement::look_ahead,
-                          recompute_of(config),
+                          recompute,
                           logit_options(config, 1.0),
                           stage_rows(rows, config, first, config.pretrain.steps));
                     }});

@@ -3,6 +3,7 @@
 
 #include "config/model_config.h"
 #include "config/options.h"
+#include "core/error.h"
 
 namespace bifocal {
 
@@ -38,10 +39,20 @@ OptionSection run_section() {
                .field = at(section, &Run::seed),
                .help = "seed of the student's new tensors",
                .range = kNotNegative},
+              {.key = "run.device",
+               .field = at(section, &Run::device),
+               .help = "what ranks compute on: the CPU, or a GPU each",
+               .words = {"cpu", "cuda"}},
               {.key = "run.dtype",
                .field = at(section, &Run::dtype),
-               .help = "type that the ops compute in",
-               .words = {"float32", "float64"}},
+               .help = "type that the ops compute in; auto: bfloat16 on GPUs (sums and master "
+                       "weights in float32), else float32. float64 on CPUs alone",
+               .words = {"auto", "float32", "float64", "bfloat16"}},
+              {.key = "run.kernels",
+               .field = at(section, &Run::kernels),
+               .help = "GPU kernels: those made for the device where there are any, or the "
+                       "portable ones alone",
+               .words = {"auto", "portable"}},
               {.key = "run.log_every",
                .field = at(section, &Run::log_every),
                .help = "steps for each line of metrics.jsonl and of plain console output",
@@ -256,34 +267,47 @@ OptionSection optimizer_section() {
                .field = at(section, &Optimizer::decay),
                .help = "weight decay of copied matrices, embedding and head; never in align",
                .range = kNotNegative},
+              {.key = "optimizer.moments",
+               .field = at(section, &Optimizer::moments),
+               .help = "moments: float32 (float64 with run.dtype), bfloat16, or as float32 in the "
+                       "host's memory",
+               .words = {"float32", "bfloat16", "host"}},
           }};
 }
 
 OptionSection memory_section() {
   using Memory = RunConfig::Memory;
   const auto section = &RunConfig::memory;
-  return {"memory",
-          "What is kept and what is computed or gathered again",
-          {
-              {.key = "memory.recompute",
-               .field = at(section, &Memory::recompute),
-               .help = "what the backward pass computes again: nothing, or each block",
-               .words = {"none", "block"}},
-              {.key = "memory.weights",
-               .field = at(section, &Memory::weights),
-               .help = "student weights: whole on every rank, or sharded and gathered by layer",
-               .words = {"replicate", "shard"}},
-              {.key = "memory.logit_chunk",
-               .field = at(section, &Memory::logit_chunk),
-               .help = "tokens whose logits exist at once",
-               .range = kAtLeastOne,
-               .unit = "tokens"},
-              {.key = "memory.limit_gib",
-               .field = at(section, &Memory::limit_gib),
-               .help = "most tensor memory of a rank; 0: no limit",
-               .range = kNotNegative,
-               .unit = "GiB"},
-          }};
+  return {
+      "memory",
+      "What is kept and what is computed or gathered again",
+      {
+          {.key = "memory.recompute",
+           .field = at(section, &Memory::recompute),
+           .help = "what the backward pass computes again, from nothing to each block; auto: as "
+                   "little as memory.limit_gib allows",
+           .words = {"auto", "none", "light", "mlp", "mixer", "block"}},
+          {.key = "memory.kept_layers",
+           .field = at(section, &Memory::kept_layers),
+           .help = "last layers that keep as much as the level before memory.recompute's; not "
+                   "with auto",
+           .range = kNotNegative,
+           .unit = "layers"},
+          {.key = "memory.weights",
+           .field = at(section, &Memory::weights),
+           .help = "student weights: whole on every rank, or sharded and gathered by layer",
+           .words = {"replicate", "shard"}},
+          {.key = "memory.logit_chunk",
+           .field = at(section, &Memory::logit_chunk),
+           .help = "tokens whose logits exist at once",
+           .range = kAtLeastOne,
+           .unit = "tokens"},
+          {.key = "memory.limit_gib",
+           .field = at(section, &Memory::limit_gib),
+           .help = "most tensor memory of a rank; 0: no limit",
+           .range = kNotNegative,
+           .unit = "GiB"},
+      }};
 }
 
 OptionSection checkpoint_section() {
@@ -338,6 +362,21 @@ const std::vector<OptionSection>& option_sections() {
                                                       checkpoint_section(),
                                                       evaluate_section()};
   return sections;
+}
+
+std::string resolved_dtype(const RunConfig& config) {
+  const bool on_gpu = config.run.device == "cuda";
+  const std::string& dtype = config.run.dtype;
+  if (dtype == "auto") {
+    return on_gpu ? "bfloat16" : "float32";
+  }
+  BIFOCAL_REQUIRE(!on_gpu || dtype != "float64",
+                  "[config] wanted run.dtype bfloat16 or float32 with run.device = \"cuda\", got "
+                  "float64: set another type, or run.device = \"cpu\"");
+  BIFOCAL_REQUIRE(on_gpu || dtype != "bfloat16",
+                  "[config] wanted run.dtype float32 or float64 with run.device = \"cpu\", got "
+                  "bfloat16: set another type, or run.device = \"cuda\"");
+  return dtype;
 }
 
 }  // namespace bifocal

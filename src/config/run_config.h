@@ -22,8 +22,10 @@ struct RunConfig {
   struct Run {
     std::string directory;  // everything a run writes lies here
     std::int64_t seed = 0;
-    std::string dtype = "float32";  // compute type: float32 or float64
-    std::int64_t log_every = 1;     // steps per line of metrics.jsonl and of plain console output
+    std::string device = "cpu";    // cpu, or cuda: a GPU for each rank
+    std::string dtype = "auto";    // compute type, see resolved_dtype()
+    std::string kernels = "auto";  // of GPUs: auto, or portable ones alone
+    std::int64_t log_every = 1;    // steps per line of metrics.jsonl and of plain console output
   } run;
 
   struct Teacher {
@@ -79,11 +81,13 @@ struct RunConfig {
     double beta1 = 0.9;
     double beta2 = 0.95;
     double eps = 1e-8;
-    double decay = 0.1;  // on copied matrices, embedding and head
+    double decay = 0.1;               // on copied matrices, embedding and head
+    std::string moments = "float32";  // float32, bfloat16 or host
   } optimizer;
 
   struct Memory {
-    std::string recompute = "none";     // none or block: what the backward pass computes again
+    std::string recompute = "auto";     // auto, or a level: what the backward pass computes again
+    std::int64_t kept_layers = 0;       // last layers that keep as much as the level before
     std::string weights = "replicate";  // student weights: replicate or shard
     std::int64_t logit_chunk = 256;     // tokens whose logits exist at once
     double limit_gib = 0.0;             // most tensor memory of a rank; 0: no limit
@@ -99,5 +103,10 @@ struct RunConfig {
     bool reach = false;
   } evaluate;
 };
+
+// The compute type by name: run.dtype, where "auto" is bfloat16 on GPUs and float32 on the CPU.
+// Throws Error for a type that run.device does not compute in: CPUs have float32 and float64, GPUs
+// bfloat16 and float32.
+std::string resolved_dtype(const RunConfig& config);
 
 }  // namespace bifocal

@@ -12,14 +12,13 @@ AlignStage::AlignStage(Context context,
                        TeacherPlacement placement,
                        AlignTrainable trainable,
                        StageRows rows)
-    : context_(context),
+    : Stage(context, mesh, student.weights().table()),
       student_(&student),
       teacher_(&teacher),
-      mesh_(&mesh),
       placement_(placement),
       trainable_(trainable),
       rows_(std::move(rows)),
-      self_(make_self_communicator()) {
+      self_(mesh.world().split(mesh.world().rank())) {
   for (const MixerSettings& settings : student.config().mixers) {
     mixers_.emplace_back(context, student.config(), settings);
   }
@@ -32,10 +31,11 @@ bool AlignStage::trains(const Parameter& parameter) const {
 void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gradients) {
   Weights& weights = student_->weights();
   const ParameterTable& table = weights.table();
+  Context row_context = context();
   const std::int64_t layers = student_->config().layers;
-  const Rope rope = make_rope(context_, student_->config(), shard.layout.positions());
+  const Rope rope = make_rope(row_context, student_->config(), shard.layout.positions());
   const auto align_layer = [&](std::int64_t layer, const Block::Observation& seen) {
-    lap(context_, "teacher forward");
+    lap(row_context, "teacher forward");
     const std::int64_t unit = table.layer_unit(layer);
     const std::int64_t next = layer + 1 < layers ? table.layer_unit(layer + 1) : -1;
     const LayerWeights layer_tensors = layer_weights(table, layer, weights.acquire(unit, next));
@@ -43,56 +43,58 @@ void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gra
     Mixer& mixer = mixers_[static_cast<std::size_t>(layer)];
     IncomingState incoming;
     const MixerInputs in{layer_tensors, shard.layout, rope, seen.input};
-    const MixerKept kept = mixer.forward(in, incoming);
-    lap(context_, "student forward");
-    const Tensor d_heads =
-        context_.memory.empty(Region::activations, context_.dtype, seen.heads.shape);
-    run(context_.stream,
+    MixerKept kept = mixer.forward(in, incoming);
+    lap(row_context, "student forward");
+    Tensor d_heads =
+        row_context.memory.empty(Region::activations, row_context.dtype, seen.heads.shape);
+    run(row_context.stream,
         AlignLoss{.d_student = d_heads,
-                  .sums = sums.rows(layer, layer + 1).reshape({2}),
+                  .sums = sums.rows(2 * layer, 2 * layer + 2),
                   .student = kept.heads(),
                   .teacher = seen.heads,
                   .keep = shard.keep});
-    lap(context_, "head and loss");
+    lap(row_context, "head and loss");
     mixer.backward(
         in,
         kept,
         incoming,
-        d_heads,
+        std::move(d_heads),
         {.gradients = layer_sums, .d_x = {}, .projections = trainable_ == AlignTrainable::mixer});
     weights.release(unit);
     gradients.close(unit);
-    lap(context_, "student backward");
+    lap(row_context, "student backward");
   };
   const auto attention =
       shard.layout.group().size() > 1 ? Block::Attention::ulysses : Block::Attention::by_tokens;
-  lap(context_, "rows");
+  lap(row_context, "rows");
   teacher_->forward(shard.layout, shard.ids, align_layer, attention);
-  lap(context_, "teacher forward");
+  lap(row_context, "teacher forward");
 }
 
-StepResult AlignStage::run_step(std::int64_t step, Gradients& gradients) {
+void AlignStage::queue_step(std::int64_t step, Gradients& gradients, const TensorView& sums) {
   const bool whole_rows = placement_ == TeacherPlacement::look_ahead;
-  Communicator& group = whole_rows ? *self_ : mesh_->sequence();
-  const std::int64_t groups = whole_rows ? mesh_->world().size() : mesh_->data_count();
-  const std::int64_t mine = whole_rows ? mesh_->world().rank() : mesh_->data_index();
+  Communicator& world = mesh().world();
+  Communicator& group = whole_rows ? *self_ : mesh().sequence();
+  const std::int64_t groups = whole_rows ? world.size() : mesh().data_count();
+  const std::int64_t mine = whole_rows ? world.rank() : mesh().data_index();
   const std::int64_t each = rows_.per_step / groups;
-  const std::int64_t layers = student_->config().layers;
-  std::vector<double> sums(static_cast<std::size_t>(2 * layers) + 1, 0.0);
+  kept_ = 0.0;
   for (std::int64_t index = 0; index < each; ++index) {
     const Row row = rows_.of_group(step * each + index, mine, groups);
     if (group.rank() == 0) {
-      sums.back() += count_kept(row).kept;
+      kept_ += count_kept(row).kept;
     }
-    RowShard shard = make_row_shard(context_, row, group);
-    run_row(shard, {sums.data(), DType::f64, {layers, 2}}, gradients);
+    RowShard shard = make_row_shard(context(), row, group);
+    run_row(shard, sums, gradients);
   }
-  gradients.finish();
-  mesh_->world().all_reduce_sum({sums.data(), DType::f64, {2 * layers + 1}});
+  world.all_reduce_sum({&kept_, DType::f64, {1}});
+}
 
-  StepResult result;
-  result.kept = sums.back();
+StepResult AlignStage::result(const std::vector<double>& sums) const {
+  const std::int64_t layers = student_->config().layers;
   const ParameterTable& table = student_->weights().table();
+  StepResult result;
+  result.kept = kept_;
   result.unit_factors.assign(table.units().size(), 0.0);
   for (std::int64_t layer = 0; layer < layers; ++layer) {
     const double error = sums[static_cast<std::size_t>(2 * layer)];

@@ -24,23 +24,28 @@ class AlignStage : public Stage {
              AlignTrainable trainable,
              StageRows rows);
 
-  StepResult run_step(std::int64_t step, Gradients& gradients) override;
   bool trains(const Parameter& parameter) const override;
 
   ClipScope clip_scope() const override { return ClipScope::each_unit; }
 
+ protected:
+  // Error and energy of each layer.
+  std::int64_t sum_count() const override { return 2 * student_->config().layers; }
+
+  void queue_step(std::int64_t step, Gradients& gradients, const TensorView& sums) override;
+  StepResult result(const std::vector<double>& sums) const override;
+
  private:
   void run_row(RowShard& shard, const TensorView& sums, Gradients& gradients);
 
-  Context context_;
   Decoder* student_;
   Decoder* teacher_;
-  const Mesh* mesh_;
   TeacherPlacement placement_;
   AlignTrainable trainable_;
   StageRows rows_;
   std::unique_ptr<Communicator> self_;
   std::vector<Mixer> mixers_;
+  double kept_ = 0.0;  // tokens of the step queued last, over all ranks
 };
 
 }  // namespace bifocal

@@ -16,12 +16,6 @@ struct LogitLossOptions {
   std::int64_t chunk = 256;  // tokens whose logits exist at once
 };
 
-// Sums over this shard's counted tokens.
-struct LogitLossSums {
-  double kl = 0.0;
-  double ce = 0.0;
-};
-
 // Factors of each counted token's gradient: shares over global counts, 0 where a count is 0.
 struct LogitLossWeights {
   double kl = 0.0;
@@ -31,20 +25,27 @@ struct LogitLossWeights {
 LogitLossWeights logit_loss_weights(const LogitLossOptions& options,
                                     const RowCounts& global_counts);
 
-// hidden [tokens, D] of the student, teacher_hidden [tokens, D_teacher]. Writes d_hidden [tokens,
-// D] and adds the head's gradient to its open unit. Collective where weights are sharded.
+// What the loss of one shard reads and writes. All views lie on the device.
+struct LogitLossRow {
+  const RowShard& shard;
+  const Row& row;                  // the whole row, on the host
+  ConstTensorView hidden;          // [tokens, D] of the student
+  ConstTensorView teacher_hidden;  // [tokens, D_teacher]
+  TensorView d_hidden;             // [tokens, D], overwritten
+  TensorView sums;                 // [2] f64: KL and CE over counted tokens, added to
+};
+
+// Adds the head's gradient to its open unit. Queues work alone: nothing waits for the device.
+// Collective where weights are sharded.
 struct LogitLoss {
   Context context;
   Decoder& student;
   Decoder* teacher;  // none: cross-entropy alone
   LogitLossOptions options;
 
-  LogitLossSums operator()(const RowShard& shard,
-                           const ConstTensorView& hidden,
-                           const ConstTensorView& teacher_hidden,
-                           const LogitLossWeights& weights,
-                           const TensorView& d_hidden,
-                           Gradients& gradients) const;
+  void operator()(const LogitLossRow& row,
+                  const LogitLossWeights& weights,
+                  Gradients& gradients) const;
 };
 
 }  // namespace bifocal

@@ -8,12 +8,11 @@ LogitStage::LogitStage(Context context,
                        Decoder* teacher,
                        const Mesh& mesh,
                        TeacherPlacement placement,
-                       Recompute recompute,
+                       const RecomputePlan& recompute,
                        const LogitLossOptions& options,
                        StageRows rows)
-    : context_(context),
+    : Stage(context, mesh, student.weights().table()),
       student_(&student),
-      mesh_(&mesh),
       recompute_(recompute),
       rows_(std::move(rows)),
       loss_{context, student, teacher, options} {
@@ -28,63 +27,68 @@ LogitStage::LogitStage(Context context,
       mesh.sequence(),
       placement,
       [this](std::int64_t index) {
-        return rows_.of_group(index, mesh_->data_index(), mesh_->data_count());
+        return rows_.of_group(index, this->mesh().data_index(), this->mesh().data_count());
       },
       each * rows_.steps);
 }
 
-StepResult LogitStage::run_step(std::int64_t step, Gradients& gradients) {
-  Communicator& world = mesh_->world();
-  const std::int64_t each = rows_.per_step / mesh_->data_count();
+void LogitStage::queue_step(std::int64_t step, Gradients& gradients, const TensorView& sums) {
+  const std::int64_t each = rows_.per_step / mesh().data_count();
   std::vector<Row> rows;
   double counts[2] = {0.0, 0.0};
   for (std::int64_t index = 0; index < each; ++index) {
-    rows.push_back(rows_.of_group(step * each + index, mesh_->data_index(), mesh_->data_count()));
-    if (mesh_->sequence_index() != 0) {
+    rows.push_back(rows_.of_group(step * each + index, mesh().data_index(), mesh().data_count()));
+    if (mesh().sequence_index() != 0) {
       continue;
     }
     const RowCounts row_counts = count_kept(rows.back());
     counts[0] += row_counts.kept;
     counts[1] += row_counts.with_next;
   }
-  world.all_reduce_sum({counts, DType::f64, {2}});
-  const LogitLossWeights weights =
-      logit_loss_weights(loss_.options, {.kept = counts[0], .with_next = counts[1]});
+  mesh().world().all_reduce_sum({counts, DType::f64, {2}});
+  counts_ = {.kept = counts[0], .with_next = counts[1]};
+  const LogitLossWeights weights = logit_loss_weights(loss_.options, counts_);
 
-  double sums[2] = {0.0, 0.0};
   for (std::int64_t index = 0; index < each; ++index) {
-    RowShard shard =
-        make_row_shard(context_, rows[static_cast<std::size_t>(index)], mesh_->sequence());
+    const Row& row = rows[static_cast<std::size_t>(index)];
+    RowShard shard = make_row_shard(context(), row, mesh().sequence());
     Tensor teacher_hidden;
     if (feed_) {
-      lap(context_, "rows");
+      lap(context(), "rows");
       teacher_hidden = feed_->hidden(step * each + index, shard);
-      lap(context_, "teacher forward");
+      lap(context(), "teacher forward");
     }
     DecoderKept kept;
-    const Tensor hidden = student_->forward_kept(shard.layout, shard.ids, recompute_, kept);
-    lap(context_, "student forward");
+    Tensor hidden = student_->forward_kept(shard.layout, shard.ids, recompute_, kept);
+    lap(context(), "student forward");
     const Tensor d_hidden =
-        context_.memory.empty(Region::activations, context_.dtype, hidden.shape());
-    const LogitLossSums row_sums =
-        loss_(shard, hidden, teacher_hidden, weights, d_hidden, gradients);
-    sums[0] += row_sums.kl;
-    sums[1] += row_sums.ce;
+        context().memory.empty(Region::activations, context().dtype, hidden.shape());
+    loss_({.shard = shard,
+           .row = row,
+           .hidden = hidden,
+           .teacher_hidden = teacher_hidden,
+           .d_hidden = d_hidden,
+           .sums = sums},
+          weights,
+          gradients);
     teacher_hidden = Tensor();
-    lap(context_, "head and loss");
+    hidden = Tensor();
+    lap(context(), "head and loss");
     student_->backward(shard.layout, kept, d_hidden, gradients);
-    lap(context_, "student backward");
+    lap(context(), "student backward");
   }
-  world.all_reduce_sum({sums, DType::f64, {2}});
+}
 
+StepResult LogitStage::result(const std::vector<double>& sums) const {
+  const LogitLossWeights weights = logit_loss_weights(loss_.options, counts_);
   StepResult result;
-  result.kept = counts[0];
+  result.kept = counts_.kept;
   result.loss = weights.kl * sums[0] + weights.ce * sums[1];
-  if (feed_ && counts[0] > 0.0) {
-    result.kl = sums[0] / counts[0];
+  if (feed_ && counts_.kept > 0.0) {
+    result.kl = sums[0] / counts_.kept;
   }
-  if (counts[1] > 0.0) {
-    result.ce = sums[1] / counts[1];
+  if (counts_.with_next > 0.0) {
+    result.ce = sums[1] / counts_.with_next;
   }
   result.unit_factors.assign(student_->weights().table().units().size(), 1.0);
   return result;

@@ -15,24 +15,28 @@ class LogitStage : public Stage {
              Decoder* teacher,
              const Mesh& mesh,
              TeacherPlacement placement,
-             Recompute recompute,
+             const RecomputePlan& recompute,
              const LogitLossOptions& options,
              StageRows rows);
-
-  StepResult run_step(std::int64_t step, Gradients& gradients) override;
 
   bool trains(const Parameter&) const override { return true; }
 
   ClipScope clip_scope() const override { return ClipScope::all_parameters; }
 
+ protected:
+  // KL and cross-entropy.
+  std::int64_t sum_count() const override { return 2; }
+
+  void queue_step(std::int64_t step, Gradients& gradients, const TensorView& sums) override;
+  StepResult result(const std::vector<double>& sums) const override;
+
  private:
-  Context context_;
   Decoder* student_;
-  const Mesh* mesh_;
-  Recompute recompute_;
+  RecomputePlan recompute_;
   StageRows rows_;
   LogitLoss loss_;
   std::unique_ptr<TeacherFeed> feed_;
+  RowCounts counts_;  // of the step queued last, over all ranks
 };
 
 }  // namespace bifocal

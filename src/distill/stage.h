@@ -35,6 +35,7 @@ struct StepResult {
   double kept = 0.0;                 // tokens that counted
   std::vector<double> layer_losses;  // stage 1: missed share of the teacher's attention, by layer
   std::vector<double> unit_factors;  // what turns each unit's summed gradient into that of its loss
+  std::vector<double> unit_squares;  // sum of squares of each unit's summed gradient
 };
 
 enum class ClipScope : std::uint8_t {
@@ -44,15 +45,40 @@ enum class ClipScope : std::uint8_t {
 
 class Stage {
  public:
-  virtual ~Stage() = default;
+  Stage(Context context, const Mesh& mesh, const ParameterTable& table)
+      : context_(context), mesh_(&mesh), table_(&table) {}
 
-  // Adds the gradients of step `step` (counted inside the stage) to cleared gradients and finishes
-  // their reduction. Collective.
-  virtual StepResult run_step(std::int64_t step, Gradients& gradients) = 0;
+  virtual ~Stage() = default;
+  Stage(const Stage&) = delete;
+  Stage& operator=(const Stage&) = delete;
+
+  // Adds the gradients of step `step` (counted inside the stage) to cleared gradients, finishes
+  // their reduction and zeroes those of parameters that the stage does not train. Waits for the
+  // device once, at the end. Collective.
+  StepResult run_step(std::int64_t step, Gradients& gradients);
 
   virtual bool trains(const Parameter& parameter) const = 0;
 
   virtual ClipScope clip_scope() const = 0;
+
+ protected:
+  // Sums that a step leaves on the device.
+  virtual std::int64_t sum_count() const = 0;
+
+  // Queues the step: gradients, and what it adds to sums [sum_count()] f64.
+  virtual void queue_step(std::int64_t step, Gradients& gradients, const TensorView& sums) = 0;
+
+  // What the step queued last found; sums are over all ranks. unit_squares is left out.
+  virtual StepResult result(const std::vector<double>& sums) const = 0;
+
+  Context context() const { return context_; }
+
+  const Mesh& mesh() const { return *mesh_; }
+
+ private:
+  Context context_;
+  const Mesh* mesh_;
+  const ParameterTable* table_;
 };
 
 }  // namespace bifocal

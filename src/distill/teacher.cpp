@@ -19,7 +19,7 @@ TeacherFeed::TeacherFeed(Context context,
       placement_(placement),
       rows_(std::move(rows)),
       row_count_(row_count),
-      self_(make_self_communicator()) {}
+      self_(group.split(group.rank())) {}
 
 Tensor TeacherFeed::hidden(std::int64_t index, RowShard& shard) {
   if (placement_ == TeacherPlacement::ulysses) {

@@ -9,6 +9,7 @@
 #include "model/head.h"
 #include "model/row_shard.h"
 #include "ops/distill_loss.h"
+#include "ops/transfer.h"
 
 namespace bifocal {
 
@@ -22,6 +23,18 @@ constexpr double DivergenceSums::*kFields[] = {&DivergenceSums::tokens,
                                                &DivergenceSums::predicted,
                                                &DivergenceSums::student_ce,
                                                &DivergenceSums::teacher_ce};
+
+// A result of the loss for each of some tokens, on the device.
+Tensor per_token(Context& context, DType dtype, std::int64_t count) {
+  return context.memory.empty(Region::loss, dtype, {count});
+}
+
+template <class T>
+std::vector<T> to_host(Context& context, const Tensor& values) {
+  std::vector<T> host(static_cast<std::size_t>(values.size()));
+  run(context.stream, Download{.y = {host.data(), kDTypeOf<T>, values.shape()}, .x = values});
+  return host;
+}
 
 std::size_t bucket_of(std::int64_t position) {
   return static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(position + 1))) - 1;
@@ -48,7 +61,7 @@ DivergenceSums Divergence::all() const {
 }
 
 Evaluator::Evaluator(Context context, Communicator& world, std::int64_t chunk)
-    : context_(context), world_(&world), self_(make_self_communicator()), chunk_(chunk) {}
+    : context_(context), world_(&world), self_(world.split(world.rank())), chunk_(chunk) {}
 
 Row Evaluator::row_of(const EvaluationRows& rows, std::int64_t round, std::int64_t count) const {
   const std::int64_t index = round * world_->size() + world_->rank();
@@ -69,28 +82,30 @@ void Evaluator::add_row(Decoder& student,
     const std::int64_t end = std::min(row.tokens(), begin + chunk_);
     const std::int64_t count = end - begin;
     const auto logits = [&](const Head& head, const Tensor& hidden) {
-      Tensor values = context_.memory.empty(Region::loss, context_.dtype, {count, vocabulary});
+      Tensor values =
+          context_.memory.empty(Region::loss, sum_type(context_.dtype), {count, vocabulary});
       head.logits(hidden.rows(begin, end), values);
       return values;
     };
     const Tensor student_logits = logits(student_head, student_hidden);
     const Tensor teacher_logits = logits(teacher_head, teacher_hidden);
-    std::vector<double> kl(static_cast<std::size_t>(count));
-    std::vector<double> student_ce(kl.size());
-    std::vector<double> teacher_ce(kl.size());
-    std::vector<std::uint8_t> agree(kl.size());
+    const Tensor kl_of = per_token(context_, DType::f64, count);
+    const Tensor student_ce_of = per_token(context_, DType::f64, count);
+    const Tensor teacher_ce_of = per_token(context_, DType::f64, count);
+    const Tensor agree_of = per_token(context_, DType::u8, count);
     const ConstTensorView next = shard.next.rows(begin, end);
     run(context_.stream,
-        DistillLoss{.kl = {kl.data(), DType::f64, {count}},
-                    .ce = {student_ce.data(), DType::f64, {count}},
-                    .agree = {agree.data(), DType::u8, {count}},
+        DistillLoss{.kl = kl_of,
+                    .ce = student_ce_of,
+                    .agree = agree_of,
                     .student = student_logits,
                     .teacher = teacher_logits,
                     .next = next});
-    run(context_.stream,
-        DistillLoss{.ce = {teacher_ce.data(), DType::f64, {count}},
-                    .student = teacher_logits,
-                    .next = next});
+    run(context_.stream, DistillLoss{.ce = teacher_ce_of, .student = teacher_logits, .next = next});
+    const std::vector<double> kl = to_host<double>(context_, kl_of);
+    const std::vector<double> student_ce = to_host<double>(context_, student_ce_of);
+    const std::vector<double> teacher_ce = to_host<double>(context_, teacher_ce_of);
+    const std::vector<std::uint8_t> agree = to_host<std::uint8_t>(context_, agree_of);
     for (std::int64_t i = 0; i < count; ++i) {
       const auto token = static_cast<std::size_t>(begin + i);
       const auto index = static_cast<std::size_t>(i);
@@ -156,8 +171,10 @@ void Evaluator::add_replacement(Decoder& model,
   const Tensor after = hidden_of(changed);
   const Head head(context_, model.config(), model.weights());
   const Shape one{1, model.config().vocabulary};
-  const Tensor logits_before = context_.memory.empty(Region::loss, context_.dtype, one);
-  const Tensor logits_after = context_.memory.empty(Region::loss, context_.dtype, one);
+  const DType sums = sum_type(context_.dtype);
+  const Tensor logits_before = context_.memory.empty(Region::loss, sums, one);
+  const Tensor logits_after = context_.memory.empty(Region::loss, sums, one);
+  const Tensor kl = per_token(context_, DType::f64, 1);
   for (std::size_t k = 0; k < points.size(); ++k) {
     const std::int64_t token = replaced + points[k].distance;
     if (token >= row.tokens()) {
@@ -169,11 +186,8 @@ void Evaluator::add_replacement(Decoder& model,
     }
     head.logits(before.rows(token, token + 1), logits_before);
     head.logits(after.rows(token, token + 1), logits_after);
-    double kl = 0.0;
-    run(context_.stream,
-        DistillLoss{
-            .kl = {&kl, DType::f64, {1}}, .student = logits_after, .teacher = logits_before});
-    points[k].mean_kl += kl;
+    run(context_.stream, DistillLoss{.kl = kl, .student = logits_after, .teacher = logits_before});
+    points[k].mean_kl += to_host<double>(context_, kl).front();
     points[k].samples += 1.0;
   }
 }

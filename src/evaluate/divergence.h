@@ -41,7 +41,7 @@ using EvaluationRows = std::function<Row(std::int64_t index)>;
 // ranks without a row take part in the gathers of sharded weights.
 class Evaluator {
  public:
-  // chunk: tokens whose logits exist at once.
+  // chunk: tokens whose logits exist at once. Collective.
   Evaluator(Context context, Communicator& world, std::int64_t chunk);
 
   Divergence divergence(Decoder& student,

@@ -3,20 +3,15 @@
 #pragma once
 
 #include "model/mixer.h"
+#include "plan/recompute.h"
 
 namespace bifocal {
-
-enum class Recompute : std::uint8_t {
-  none,   // every activation is kept
-  block,  // a layer keeps its input and the mLSTM state that entered its shard; the rest is
-          // computed again
-};
 
 // What a layer keeps for its backward pass.
 struct BlockKept {
   Tensor input;  // [tokens, D]
   IncomingState incoming;
-  // Empty under Recompute::block:
+  // Empty where they are computed again:
   Tensor normed;  // a
   MixerKept mixer;
   Tensor middle;         // x after the mixer
@@ -48,19 +43,23 @@ class Block {
                       Attention attention = Attention::by_tokens);
 
   // Frees what `recompute` says is not kept.
-  static void forget(BlockKept& kept, Recompute recompute);
+  void forget(BlockKept& kept, Recompute recompute);
 
   // d_x [tokens, D]: gradient of the output on entry, of the input on return. Adds to gradients.
+  // Computes again what kept lacks, and empties kept on its way.
   void backward(const MixerInputs& in,
                 const LayerGradients& gradients,
                 BlockKept& kept,
                 const TensorView& d_x);
 
  private:
-  void mlp_forward(const LayerWeights& weights, const Tensor& x, BlockKept& kept);
+  // Each fills what kept lacks of a part of the layer.
+  void fill_mixer(const MixerInputs& in, BlockKept& kept);
+  void fill_middle(const LayerWeights& weights, BlockKept& kept);
+  void fill_mlp(const LayerWeights& weights, BlockKept& kept);
   void mlp_backward(const LayerWeights& weights,
                     const LayerGradients& gradients,
-                    const BlockKept& kept,
+                    BlockKept& kept,
                     const TensorView& d_x);
 
   Tensor activation(const Shape& shape) {

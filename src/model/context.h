@@ -12,8 +12,13 @@ namespace bifocal {
 struct Context {
   Stream& stream;
   Memory& memory;
-  DType dtype = DType::f32;      // compute type
-  Timeline* timeline = nullptr;  // told which part of a step queued what; most runs have none
+  DType dtype = DType::f32;  // compute type
+
+  // Of gradients of weights, mLSTM states and gates, log-sum-exps, rope tables and logits.
+  DType sum_type() const { return bifocal::sum_type(dtype); }
+
+  // Told which part of a step queued what; most runs have none.
+  Timeline* timeline = nullptr;
 };
 
 // What was queued since the lap before belongs to `name`.

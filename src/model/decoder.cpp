@@ -1,8 +1,6 @@
 // Embedding, blocks and final norm, with weights acquired unit by unit.
 #include "model/decoder.h"
 
-#include <cstring>
-
 #include "ops/embedding.h"
 #include "ops/rms_norm.h"
 
@@ -76,18 +74,18 @@ Tensor Decoder::forward(RowLayout& layout,
 
 Tensor Decoder::forward_kept(RowLayout& layout,
                              const ConstTensorView& ids,
-                             Recompute recompute,
+                             const RecomputePlan& recompute,
                              DecoderKept& kept) {
-  kept.ids = context_.memory.empty(Region::activations, DType::i32, ids.shape);
-  std::memcpy(kept.ids.view().data, ids.data, ids.bytes());
+  kept.ids = ids;
   kept.rope = make_rope(context_, config_, layout.positions());
   kept.blocks = std::vector<BlockKept>(static_cast<std::size_t>(config_.layers));
   Tensor x = embed(ids);
   for (std::int64_t layer = 0; layer < config_.layers; ++layer) {
     const LayerWeights weights = layer_weights(weights_->table(), layer, acquire_layer(layer, 1));
     BlockKept& block_kept = kept.blocks[static_cast<std::size_t>(layer)];
-    blocks_[static_cast<std::size_t>(layer)].forward(weights, layout, kept.rope, x, block_kept);
-    Block::forget(block_kept, recompute);
+    Block& block = blocks_[static_cast<std::size_t>(layer)];
+    block.forward(weights, layout, kept.rope, x, block_kept);
+    block.forget(block_kept, recompute.of_layer(layer, config_.layers));
     weights_->release(weights_->table().layer_unit(layer));
   }
   kept.last = std::move(x);

@@ -14,7 +14,7 @@ namespace bifocal {
 // What a training forward pass keeps.
 struct DecoderKept {
   Rope rope;
-  Tensor ids;  // [tokens] i32
+  ConstTensorView ids;  // [tokens] i32, as given to forward_kept()
   std::vector<BlockKept> blocks;
   Tensor last;  // [tokens, D] before the final norm
 };
@@ -38,10 +38,10 @@ class Decoder {
                  const Observer& observer = {},
                  Block::Attention attention = Block::Attention::by_tokens);
 
-  // The same, keeping what backward() needs.
+  // The same, keeping what backward() needs. ids must outlive kept.
   Tensor forward_kept(RowLayout& layout,
                       const ConstTensorView& ids,
-                      Recompute recompute,
+                      const RecomputePlan& recompute,
                       DecoderKept& kept);
 
   // d_hidden [tokens, D]: gradient of the hidden states after the norm, overwritten. Closes the

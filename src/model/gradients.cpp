@@ -1,16 +1,17 @@
 // Reduction of gradients behind the backward pass.
 #include "model/gradients.h"
 
+#include "model/weights.h"
 #include "ops/elementwise.h"
 #include "ops/reduce.h"
 
 namespace bifocal {
 
 Gradients::Gradients(Context context, const ParameterTable& table, Communicator& group)
-    : context_(context), group_(&group) {
+    : context_(context), table_(&table), group_(&group) {
   for (const Unit& unit : table.units()) {
     parts_.push_back(context_.memory.zeros(
-        Region::gradients, context_.dtype, {part_size(unit.size, group.size())}));
+        Region::gradients, context_.sum_type(), {part_size(unit.size, group.size())}));
   }
 }
 
@@ -21,15 +22,21 @@ void Gradients::clear() {
 }
 
 TensorView Gradients::open(std::int64_t unit) {
+  if (is_alone()) {
+    return part(unit);
+  }
   Tensor& whole = open_[unit];
   if (!whole) {
     const std::int64_t size = parts_[static_cast<std::size_t>(unit)].size() * group_->size();
-    whole = context_.memory.zeros(Region::gradients, context_.dtype, {size});
+    whole = context_.memory.zeros(Region::gradients, context_.sum_type(), {size});
   }
   return whole;
 }
 
 void Gradients::close(std::int64_t unit) {
+  if (is_alone()) {
+    return;
+  }
   const auto found = open_.find(unit);
   BIFOCAL_ASSERT(found != open_.end());
   finish();
@@ -44,13 +51,32 @@ void Gradients::finish() {
   closing_ = Tensor();
 }
 
-std::vector<double> Gradients::sums_of_squares() {
-  std::vector<double> sums(parts_.size(), 0.0);
+void Gradients::zero_untrained(const std::function<bool(const Parameter&)>& trains) {
   for (std::size_t unit = 0; unit < parts_.size(); ++unit) {
-    run(context_.stream, SumOfSquares{.sum = {&sums[unit], DType::f64, {1}}, .x = parts_[unit]});
+    const TensorView own = parts_[unit];
+    const std::int64_t begin = own.size() * group_->rank();
+    std::int64_t first = 0;  // of the range that is not trained, padding included
+    const auto zero_until = [&](std::int64_t end) {
+      if (first < end) {
+        run(context_.stream, Zero{.x = own.rows(first, end)});
+      }
+    };
+    for (const ParameterPiece& piece :
+         pieces_in(*table_, static_cast<std::int64_t>(unit), begin, begin + own.size())) {
+      if (trains(*piece.parameter)) {
+        zero_until(piece.offset);
+        first = piece.offset + piece.count;
+      }
+    }
+    zero_until(own.size());
   }
-  group_->all_reduce_sum({sums.data(), DType::f64, {static_cast<std::int64_t>(sums.size())}});
-  return sums;
+}
+
+void Gradients::add_sums_of_squares(const TensorView& sums) const {
+  for (std::size_t unit = 0; unit < parts_.size(); ++unit) {
+    const auto index = static_cast<std::int64_t>(unit);
+    run(context_.stream, SumOfSquares{.sum = sums.rows(index, index + 1), .x = parts_[unit]});
+  }
 }
 
 }  // namespace bifocal

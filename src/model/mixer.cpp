@@ -7,20 +7,23 @@
 #include "ops/linear.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/transfer.h"
 
 namespace bifocal {
 
 Rope make_rope(Context& context, const ModelConfig& config, const ConstTensorView& positions) {
-  std::vector<double> frequencies =
+  const std::vector<double> frequencies =
       rope_frequencies(static_cast<int>(config.head_dim), config.rope_theta, config.rope_scaling);
   const Shape shape{positions.shape[0], config.head_dim / 2};
-  Rope rope{context.memory.empty(Region::activations, context.dtype, shape),
-            context.memory.empty(Region::activations, context.dtype, shape)};
+  Rope rope{context.memory.empty(Region::activations, context.sum_type(), shape),
+            context.memory.empty(Region::activations, context.sum_type(), shape)};
+  const Tensor on_device =
+      context.memory.empty(Region::activations, DType::f64, {config.head_dim / 2});
   run(context.stream,
-      RopeTable{.cos = rope.cos,
-                .sin = rope.sin,
-                .positions = positions,
-                .frequencies = {frequencies.data(), DType::f64, {config.head_dim / 2}}});
+      Upload{.y = on_device, .x = {frequencies.data(), DType::f64, on_device.shape()}});
+  run(context.stream,
+      RopeTable{
+          .cos = rope.cos, .sin = rope.sin, .positions = positions, .frequencies = on_device});
   return rope;
 }
 
@@ -52,15 +55,27 @@ void Mixer::project(const MixerInputs& in, std::int64_t halo, MixerKept& kept) {
       LinearForward{.y = k_projected.reshape(k_flat), .x = in.x, .weight = w.k, .bias = w.k_bias});
   run(stream,
       LinearForward{.y = v_own.reshape(k_flat), .x = in.x, .weight = w.v, .bias = w.v_bias});
+  rotate(in, halo, kept);
+}
+
+// q and k from their projections: head norms, where there are any, and rope.
+void Mixer::rotate(const MixerInputs& in, std::int64_t halo, MixerKept& kept) {
+  const std::int64_t tokens = in.layout.tokens();
+  const std::int64_t dim = config_.head_dim;
+  const LayerWeights& w = in.weights;
+  const TensorView k_own = kept.k.rows(halo, halo + tokens);
+  Stream& stream = context_.stream;
   if (config_.qk_norm) {
+    const Shape q_rows{tokens * config_.heads, dim};
+    const Shape k_rows{tokens * config_.kv_heads, dim};
     run(stream,
-        RmsNormForward{.y = kept.q.reshape({tokens * heads, dim}),
-                       .x = q_projected.reshape({tokens * heads, dim}),
+        RmsNormForward{.y = kept.q.reshape(q_rows),
+                       .x = kept.q_projected.reshape(q_rows),
                        .weight = w.q_norm,
                        .eps = config_.norm_eps});
     run(stream,
-        RmsNormForward{.y = k_own.reshape({tokens * kv_heads, dim}),
-                       .x = k_projected.reshape({tokens * kv_heads, dim}),
+        RmsNormForward{.y = k_own.reshape(k_rows),
+                       .x = kept.k_projected.reshape(k_rows),
                        .weight = w.k_norm,
                        .eps = config_.norm_eps});
   }
@@ -101,7 +116,7 @@ void Mixer::near_forward(const MixerInputs& in, MixerKept& kept) {
                   kept.v.rows(0, plan.halo),
                   kept.pinned_v);
   kept.near = activation({tokens, config_.heads, dim});
-  kept.lse = activation({tokens, config_.heads});
+  kept.lse = sums({tokens, config_.heads});
   run(context_.stream,
       SlidingAttentionForward{
           .out = kept.near, .lse = kept.lse, .inputs = attention_inputs(in, kept)});
@@ -128,31 +143,39 @@ void Mixer::fill_incoming(RowLayout& layout, const MlstmInputs& inputs, Incoming
   const std::int64_t dim = config_.head_dim;
   const std::int64_t size = mlstm_summary_size(states(), dim);
   const Tensor summaries =
-      context_.memory.empty(Region::communication, context_.dtype, {group.size(), size});
+      context_.memory.empty(Region::communication, context_.sum_type(), {group.size(), size});
   const TensorView own = summaries.rows(group.rank(), group.rank() + 1).reshape({size});
   run(context_.stream, MlstmSummarise{.summary = own, .inputs = inputs});
   group.all_gather(summaries.reshape({group.size() * size}), own);
-  incoming.c = activation({states(), dim, dim});
-  incoming.n = activation({states(), dim});
-  incoming.m = activation({states()});
+  incoming.c = sums({states(), dim, dim});
+  incoming.n = sums({states(), dim});
+  incoming.m = sums({states()});
   run(context_.stream,
       MlstmFold{.state = incoming.view(), .summaries = summaries.rows(0, group.rank())});
+}
+
+void Mixer::features(const MixerInputs& in, MixerKept& kept) {
+  const std::int64_t tokens = in.layout.tokens();
+  const std::int64_t dim = config_.head_dim;
+  const std::int64_t halo = kept.k.shape()[0] - tokens;
+  kept.feature_q = activation({tokens, config_.heads, dim});
+  kept.feature_k = activation({tokens, states(), dim});
+  run(context_.stream,
+      FeatureMapForward{.y = kept.feature_q, .x = kept.q, .weight = in.weights.feature_q});
+  run(context_.stream,
+      FeatureMapForward{.y = kept.feature_k,
+                        .x = kept.k.rows(halo, halo + tokens),
+                        .weight = in.weights.feature_k});
 }
 
 void Mixer::far_forward(const MixerInputs& in, MixerKept& kept, IncomingState& incoming) {
   const std::int64_t tokens = in.layout.tokens();
   const std::int64_t dim = config_.head_dim;
-  const std::int64_t halo = kept.k.shape()[0] - tokens;
   const LayerWeights& w = in.weights;
   Stream& stream = context_.stream;
-  kept.feature_q = activation({tokens, config_.heads, dim});
-  kept.feature_k = activation({tokens, states(), dim});
-  run(stream, FeatureMapForward{.y = kept.feature_q, .x = kept.q, .weight = w.feature_q});
-  run(stream,
-      FeatureMapForward{
-          .y = kept.feature_k, .x = kept.k.rows(halo, halo + tokens), .weight = w.feature_k});
-  kept.i_gate = activation({tokens, states()});
-  kept.f_gate = activation({tokens, states()});
+  features(in, kept);
+  kept.i_gate = sums({tokens, states()});
+  kept.f_gate = sums({tokens, states()});
   run(stream, LinearForward{.y = kept.i_gate, .x = in.x, .weight = w.i_gate, .bias = {}});
   run(stream,
       LinearForward{.y = kept.f_gate, .x = in.x, .weight = w.f_gate, .bias = w.f_gate_bias});
@@ -177,21 +200,61 @@ MixerKept Mixer::forward(const MixerInputs& in, IncomingState& incoming) {
   if (!settings_.has_near() || !settings_.has_far()) {
     return kept;
   }
-  const std::int64_t tokens = in.layout.tokens();
-  kept.mixed = activation({tokens, config_.heads, config_.head_dim});
-  if (!settings_.has_gate()) {
-    run(context_.stream, Add{.y = kept.mixed, .a = kept.near, .b = kept.far});
-    return kept;
+  if (settings_.has_gate()) {
+    kept.o_gate = activation({in.layout.tokens(), config_.heads});
+    run(context_.stream,
+        LinearForward{.y = kept.o_gate,
+                      .x = in.x,
+                      .weight = in.weights.o_gate,
+                      .bias = in.weights.o_gate_bias});
   }
-  kept.o_gate = activation({tokens, config_.heads});
-  run(context_.stream,
-      LinearForward{.y = kept.o_gate,
-                    .x = in.x,
-                    .weight = in.weights.o_gate,
-                    .bias = in.weights.o_gate_bias});
-  run(context_.stream,
-      BifocalGateForward{.y = kept.mixed, .far = kept.far, .near = kept.near, .gate = kept.o_gate});
+  mix(kept);
   return kept;
+}
+
+void Mixer::mix(MixerKept& kept) {
+  kept.mixed = activation(kept.near.shape());
+  if (settings_.has_gate()) {
+    run(context_.stream,
+        BifocalGateForward{
+            .y = kept.mixed, .far = kept.far, .near = kept.near, .gate = kept.o_gate});
+  } else {
+    run(context_.stream, Add{.y = kept.mixed, .a = kept.near, .b = kept.far});
+  }
+}
+
+void Mixer::forget(MixerKept& kept) {
+  if (config_.qk_norm) {
+    const std::int64_t halo = kept.k.shape()[0] - kept.k_projected.shape()[0];
+    if (halo > 0) {
+      kept.k_halo = activation({halo, config_.kv_heads, config_.head_dim});
+      run(context_.stream, Copy{.y = kept.k_halo, .x = kept.k.rows(0, halo)});
+    }
+    kept.q = Tensor();
+    kept.k = Tensor();
+  }
+  kept.feature_q = Tensor();
+  kept.feature_k = Tensor();
+  kept.mixed = Tensor();
+}
+
+void Mixer::restore(const MixerInputs& in, MixerKept& kept) {
+  if (!kept.q) {
+    const std::int64_t halo = kept.v.shape()[0] - in.layout.tokens();
+    kept.q = activation(kept.q_projected.shape());
+    kept.k = activation(kept.v.shape());
+    if (halo > 0) {
+      run(context_.stream, Copy{.y = kept.k.rows(0, halo), .x = kept.k_halo});
+      kept.k_halo = Tensor();
+    }
+    rotate(in, halo, kept);
+  }
+  if (settings_.has_far() && !kept.feature_q) {
+    features(in, kept);
+  }
+  if (settings_.has_near() && settings_.has_far() && !kept.mixed) {
+    mix(kept);
+  }
 }
 
 }  // namespace bifocal

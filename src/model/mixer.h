@@ -29,7 +29,8 @@ struct IncomingState {
   MlstmState view() const { return {c, n, m}; }
 };
 
-// What the backward pass reads. Tensors that the settings do not use stay empty.
+// What the backward pass reads. Tensors that the settings do not use stay empty, and those that
+// forget() freed are empty until restore().
 struct MixerKept {
   Tensor q_projected, k_projected;  // before the per-head norms: [tokens, H, d], [tokens, G, d]
   Tensor q;                         // [tokens, H, d]
@@ -41,9 +42,12 @@ struct MixerKept {
   Tensor far;                       // [tokens, H, d]
   Tensor o_gate;                    // [tokens, H]
   Tensor mixed;                     // [tokens, H, d] where both branches are mixed
+  Tensor k_halo;                    // [halo, G, d], while k is forgotten
 
   // The mixed heads [tokens, H, d].
   ConstTensorView heads() const { return mixed ? mixed : (near ? near : far); }
+
+  explicit operator bool() const { return static_cast<bool>(v); }
 };
 
 // Where the backward pass writes, and what the caller wants besides the gradients of the new
@@ -76,38 +80,44 @@ class Mixer {
   // [tokens, H, d].
   Tensor forward_ulysses(const MixerInputs& in);
 
-  // d_heads [tokens, H, d]; adds to the gradients; writes d_x [tokens, D] where needs.input.
+  // Frees what restore() computes again without a product over the model's width and without
+  // communication: q and k where the model has head norms, features, mixed heads.
+  void forget(MixerKept& kept);
+  void restore(const MixerInputs& in, MixerKept& kept);
+
+  // d_heads [tokens, H, d], freed as soon as it is read; adds to the gradients; overwrites out.d_x
+  // where it is wanted. Empties kept on its way.
   void backward(const MixerInputs& in,
-                const MixerKept& kept,
+                MixerKept& kept,
                 const IncomingState& incoming,
-                const ConstTensorView& d_heads,
+                Tensor d_heads,
                 const MixerOutputs& out);
 
  private:
-  // Gradients of the rotated queries and of this shard's keys and values.
-  struct Rotated {
-    Tensor q, k, v;  // [tokens, H, d], [tokens, G, d], [tokens, G, d]
+  // What the parts of a backward pass share.
+  struct Pass {
+    const MixerInputs& in;
+    MixerKept& kept;
+    const IncomingState& incoming;
+    const MixerOutputs& out;
+    bool has_d_x = false;  // whether out.d_x holds a first contribution
+    // Gradients of the rotated queries [tokens, H, d], and of keys and values with the halo in
+    // front [halo + tokens, G, d]; d_k and d_v are this shard's rows.
+    Tensor d_q, d_keys, d_values;
+    TensorView d_k, d_v;
   };
 
   void project(const MixerInputs& in, std::int64_t halo, MixerKept& kept);
-  void project_backward(const MixerInputs& in,
-                        const MixerKept& kept,
-                        const Rotated& d,
-                        const MixerOutputs& out);
+  void rotate(const MixerInputs& in, std::int64_t halo, MixerKept& kept);
+  void features(const MixerInputs& in, MixerKept& kept);
+  void mix(MixerKept& kept);
+  void project_backward(Pass& pass);
   void near_forward(const MixerInputs& in, MixerKept& kept);
   void far_forward(const MixerInputs& in, MixerKept& kept, IncomingState& incoming);
   void fill_incoming(RowLayout& layout, const MlstmInputs& inputs, IncomingState& incoming);
-  void near_backward(const MixerInputs& in,
-                     const MixerKept& kept,
-                     const ConstTensorView& d_near,
-                     const Rotated& d,
-                     const MixerOutputs& out);
-  void far_backward(const MixerInputs& in,
-                    const MixerKept& kept,
-                    const IncomingState& incoming,
-                    const ConstTensorView& d_far,
-                    const Rotated& d,
-                    const MixerOutputs& out);
+  void near_backward(Pass& pass, const ConstTensorView& d_near);
+  void far_backward(Pass& pass, Tensor d_far);
+  void feature_backward(Pass& pass, const Tensor& d_feature_q, const Tensor& d_feature_k);
   // The gradient of the state that leaves this shard, from the ranks to its right.
   void fill_outgoing_gradient(RowLayout& layout, const MlstmBackward& op, Tensor& d_c, Tensor& d_n);
 
@@ -117,7 +127,9 @@ class Mixer {
     TensorView d_weight, d_bias;
   };
 
-  void gate_backward(const MixerInputs& in, const GateGradient& gate, const MixerOutputs& out);
+  void gate_backward(Pass& pass, const GateGradient& gate);
+  // out.d_x (=, then +=) d_y weight.
+  void input_backward(Pass& pass, const ConstTensorView& d_y, const ConstTensorView& weight);
   AttentionInputs attention_inputs(const MixerInputs& in, const MixerKept& kept) const;
   MlstmInputs mlstm_inputs(const MixerInputs& in,
                            const MixerKept& kept,
@@ -125,6 +137,11 @@ class Mixer {
 
   Tensor activation(const Shape& shape) {
     return context_.memory.empty(Region::activations, context_.dtype, shape);
+  }
+
+  // What must not be rounded to the compute type.
+  Tensor sums(const Shape& shape) {
+    return context_.memory.empty(Region::activations, context_.sum_type(), shape);
   }
 
   std::int64_t states() const { return settings_.num_states(config_.heads, config_.kv_heads); }

@@ -1,36 +1,10 @@
 // Full attention with heads cut over the ranks of a row (DeepSpeed-Ulysses, Jacobs et al., 2023).
-#include <cstring>
-
 #include "model/mixer.h"
+#include "ops/transfer.h"
 
 namespace bifocal {
 
 namespace {
-
-// Copies heads [first, first + count) of source [tokens, all, dim] into packed [tokens, count,
-// dim], or the other way round.
-enum class Direction : std::uint8_t { pack, unpack };
-
-void copy_heads(const TensorView& all,
-                const TensorView& packed,
-                std::int64_t first,
-                Direction direction) {
-  const std::size_t head_bytes = static_cast<std::size_t>(all.shape[2]) * size_of(all.dtype);
-  const std::size_t all_row = head_bytes * static_cast<std::size_t>(all.shape[1]);
-  const std::size_t packed_row = head_bytes * static_cast<std::size_t>(packed.shape[1]);
-  for (std::int64_t token = 0; token < all.shape[0]; ++token) {
-    std::byte* whole = static_cast<std::byte*>(all.data) +
-                       all_row * static_cast<std::size_t>(token) +
-                       head_bytes * static_cast<std::size_t>(first);
-    std::byte* part =
-        static_cast<std::byte*>(packed.data) + packed_row * static_cast<std::size_t>(token);
-    if (direction == Direction::pack) {
-      std::memcpy(part, whole, packed_row);
-    } else {
-      std::memcpy(whole, part, packed_row);
-    }
-  }
-}
 
 // Tokens of one shard with all heads <-> tokens of the whole row with this rank's heads.
 class HeadExchange {
@@ -47,7 +21,8 @@ class HeadExchange {
     std::vector<RankMessage> receives;
     for (int peer = 0; peer < ranks(); ++peer) {
       packed.push_back(make({layout_.tokens(), heads, dim}, local.dtype));
-      copy_heads(local, packed.back(), peer * heads, Direction::pack);
+      run(context_.stream,
+          CopyHeads{.y = packed.back(), .x = local, .x_first = peer * heads, .count = heads});
       sends.push_back({peer, packed.back()});
       const auto [begin, end] = layout_.shard(peer);
       receives.push_back({peer, whole.rows(begin, end)});
@@ -70,7 +45,11 @@ class HeadExchange {
     }
     layout_.group().exchange(sends, receives);
     for (int peer = 0; peer < ranks(); ++peer) {
-      copy_heads(local, packed[static_cast<std::size_t>(peer)], peer * heads, Direction::unpack);
+      run(context_.stream,
+          CopyHeads{.y = local,
+                    .x = packed[static_cast<std::size_t>(peer)],
+                    .y_first = peer * heads,
+                    .count = heads});
     }
   }
 
@@ -101,7 +80,7 @@ Tensor Mixer::forward_ulysses(const MixerInputs& in) {
   const Tensor k = exchange.to_heads(kept.k);
   const Tensor v = exchange.to_heads(kept.v);
   const Tensor out = activation(q.shape());
-  const Tensor lse = activation({q.shape()[0], q.shape()[1]});
+  const Tensor lse = sums({q.shape()[0], q.shape()[1]});
   AttentionInputs inputs{.q = q, .k = k, .v = v, .key_begin = in.layout.whole_row_key_begin()};
   run(context_.stream, SlidingAttentionForward{.out = out, .lse = lse, .inputs = inputs});
   Tensor heads = activation({in.layout.tokens(), config_.heads, config_.head_dim});

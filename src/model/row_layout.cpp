@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/elementwise.h"
+#include "ops/transfer.h"
 #include "parallel/shard.h"
 
 namespace bifocal {
@@ -28,7 +29,8 @@ template <class T>
 Tensor to_tensor(Context& context, const std::vector<T>& values) {
   Tensor tensor = context.memory.empty(
       Region::activations, kDTypeOf<T>, {static_cast<std::int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), tensor.as<T>());
+  const ConstTensorView host{values.data(), tensor.dtype(), tensor.shape()};
+  run(context.stream, Upload{.y = tensor, .x = host});
   return tensor;
 }
 

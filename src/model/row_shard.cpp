@@ -1,7 +1,7 @@
 // From a packed row to one rank's tensors.
 #include "model/row_shard.h"
 
-#include <algorithm>
+#include "ops/transfer.h"
 
 namespace bifocal {
 
@@ -10,8 +10,9 @@ RowShard make_row_shard(Context context, const Row& row, Communicator& group) {
   const auto slice = [&](const auto& values) {
     using T = typename std::decay_t<decltype(values)>::value_type;
     Tensor tensor = context.memory.empty(Region::activations, kDTypeOf<T>, {shard.layout.tokens()});
-    const auto first = values.begin() + shard.layout.begin();
-    std::copy(first, first + shard.layout.tokens(), tensor.template as<T>());
+    const ConstTensorView host{
+        values.data() + shard.layout.begin(), tensor.dtype(), tensor.shape()};
+    run(context.stream, Upload{.y = tensor, .x = host});
     return tensor;
   };
   shard.ids = slice(row.ids);

@@ -2,8 +2,8 @@
 #include "model/weights.h"
 
 #include <algorithm>
-#include <cstring>
 
+#include "model/host_images.h"
 #include "ops/elementwise.h"
 
 namespace bifocal {
@@ -35,6 +35,28 @@ Weights::Weights(Context context,
     const std::int64_t part_elements = part_size(unit.size, group.size());
     const std::int64_t elements = resident() ? part_elements * group.size() : part_elements;
     units_.push_back(context_.memory.zeros(options.region, options.storage, {elements}));
+    const DType wide = sum_type(options.storage);
+    if (options.is_trained && wide != options.storage) {
+      masters_.push_back(context_.memory.zeros(Region::optimizer, wide, {part_elements}));
+    }
+  }
+}
+
+TensorView Weights::master(std::int64_t unit) const {
+  return has_masters() ? masters_[static_cast<std::size_t>(unit)].view() : part(unit);
+}
+
+std::vector<TensorView> Weights::masters() const {
+  std::vector<TensorView> views;
+  for (std::size_t unit = 0; unit < units_.size(); ++unit) {
+    views.push_back(master(static_cast<std::int64_t>(unit)));
+  }
+  return views;
+}
+
+void Weights::round_masters() {
+  for (std::size_t unit = 0; unit < masters_.size(); ++unit) {
+    run(context_.stream, Cast{.y = part(static_cast<std::int64_t>(unit)), .x = masters_[unit]});
   }
 }
 
@@ -52,14 +74,22 @@ ConstTensorView Weights::whole(std::int64_t unit) const {
   return units_[static_cast<std::size_t>(unit)];
 }
 
-void Weights::fill(const Fill& fill_piece) {
+void Weights::for_each_piece(const Fill& function) const {
   for (std::int64_t unit = 0; unit < static_cast<std::int64_t>(units_.size()); ++unit) {
-    const TensorView own = part(unit);
+    const TensorView own = master(unit);
     const std::int64_t begin = own.size() * group_->rank();
     for (const ParameterPiece& piece : pieces_in(*table_, unit, begin, begin + own.size())) {
-      fill_piece(*piece.parameter, piece.first, own.rows(piece.offset, piece.offset + piece.count));
+      function(*piece.parameter, piece.first, own.rows(piece.offset, piece.offset + piece.count));
     }
   }
+}
+
+void Weights::fill(const Fill& fill_piece) {
+  for_each_piece([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+    fill_from_host(
+        context_, piece, [&](const TensorView& on_host) { fill_piece(parameter, first, on_host); });
+  });
+  round_masters();
 }
 
 void Weights::share() {

@@ -16,6 +16,8 @@ namespace bifocal {
 // Units of a ParameterTable, each cut into group.size() equal parts. A rank always holds its part;
 // whole units in the compute type are either resident (replicated weights) or gathered on demand,
 // the next one while the present one is in use. The part of a resident unit lies inside the whole.
+// A trained model whose storage is bfloat16 has float32 masters beside its parts: they are what is
+// updated, saved and loaded, the parts are their rounding.
 class Weights {
  public:
   enum class Placement : std::uint8_t { replicated, sharded };
@@ -24,6 +26,7 @@ class Weights {
     Placement placement = Placement::replicated;
     DType storage = DType::f32;  // of parts; must be context.dtype when replicated
     Region region = Region::weights;
+    bool is_trained = false;
   };
 
   Weights(Context context,
@@ -38,15 +41,28 @@ class Weights {
   // This rank's part of a unit, [part_size], padding included.
   TensorView part(std::int64_t unit) const;
 
+  bool has_masters() const { return !masters_.empty(); }
+
+  // What is updated of this rank's part of a unit: its master, else the part itself.
+  TensorView master(std::int64_t unit) const;
+  std::vector<TensorView> masters() const;
+
+  // After masters have changed: rounds them into the parts.
+  void round_masters();
+
   // Whether every unit lies whole on this rank at all times: replicated, or over a group of one.
   bool is_whole() const { return resident() || group_->size() == 1; }
 
   // The whole unit in the storage type, flat, padding included. Needs is_whole().
   ConstTensorView whole(std::int64_t unit) const;
 
-  // Calls fill(parameter, first element, destination) for each piece of a parameter inside this
-  // rank's parts; afterwards share() makes the whole units current. Padding is zero.
+  // Calls function(parameter, first element, piece) for each piece of a parameter inside this
+  // rank's masters. The pieces lie where the model does.
   using Fill = std::function<void(const Parameter&, std::int64_t, const TensorView&)>;
+  void for_each_piece(const Fill& function) const;
+
+  // The same with pieces on the host, which the function may fill but not keep; then rounds the
+  // masters. Padding is zero. Afterwards share() makes the whole units current.
   void fill(const Fill& fill_piece);
 
   // The whole unit in the compute type, flat. Sharded: collective over the group, all ranks in the
@@ -73,7 +89,8 @@ class Weights {
   const ParameterTable* table_;
   Communicator* group_;
   Options options_;
-  std::vector<Tensor> units_;  // replicated: whole units; sharded: parts
+  std::vector<Tensor> units_;    // replicated: whole units; sharded: parts
+  std::vector<Tensor> masters_;  // [part_size]; none where the parts are their own masters
   std::map<std::int64_t, InFlight> in_flight_;
 };
 

@@ -15,7 +15,7 @@ struct BifocalGateForward {
 };
 
 struct BifocalGateBackward {
-  TensorView d_far, d_near;  // [tokens, heads, head_dim]; overwritten
+  TensorView d_far, d_near;  // [tokens, heads, head_dim]; overwritten; either may be d_y itself
   TensorView d_gate;         // [tokens, heads]; overwritten
   ConstTensorView d_y, far, near;
   ConstTensorView gate;

@@ -183,11 +183,13 @@ void DecodeLinear::check() const {
                   kWhere,
                   to_string(x.shape),
                   to_string(weight.shape));
-  require_weight(weight, y.dtype, weight.shape);
-  require_tensor(kWhere, "x", x, y.dtype, {x.shape[0], weight.shape[1]});
-  require_tensor(kWhere, "y", y, y.dtype, {x.shape[0], weight.shape[0]});
+  const DType result = y.dtype == x.dtype ? x.dtype : sum_type(x.dtype);
+  require_weight(weight, x.dtype, weight.shape);
+  require_tensor(kWhere, "x", x, x.dtype, {x.shape[0], weight.shape[1]});
+  require_tensor(kWhere, "y", y, result, {x.shape[0], weight.shape[0]});
   if (bias) {
-    require_tensor(kWhere, "bias", bias, y.dtype, {weight.shape[0]});
+    const DType bias_type = bias.dtype == y.dtype ? y.dtype : x.dtype;
+    require_tensor(kWhere, "bias", bias, bias_type, {weight.shape[0]});
   }
 }
 

@@ -9,12 +9,12 @@
 
 namespace bifocal {
 
-// y = x weight^T + bias. Each sum has 32 bytes of lanes, whose order is fixed.
+// y = x weight^T + bias. On the CPU each sum has 32 bytes of lanes, whose order is fixed.
 struct DecodeLinear {
-  TensorView y;            // [rows, out]
-  ConstTensorView x;       // [rows, in], type of y
-  ConstTensorView weight;  // [out, in], type of y; bf16 too where y is float32
-  ConstTensorView bias;    // [out], type of y, optional
+  TensorView y;            // [rows, out], type of x; float32 too where x is bf16
+  ConstTensorView x;       // [rows, in]
+  ConstTensorView weight;  // [out, in], type of x; bf16 too where x is float32
+  ConstTensorView bias;    // [out], type of x or y, optional
   void check() const;
 };
 

@@ -14,7 +14,7 @@ struct SwigluForward {
 };
 
 struct SwigluBackward {
-  TensorView d_gate, d_up;        // [rows, width]; either may be d_y itself
+  TensorView d_gate, d_up;        // [rows, width]; either may be d_y, d_gate gate, d_up up itself
   ConstTensorView d_y, gate, up;  // [rows, width]
   void check() const;
 };

@@ -68,9 +68,24 @@ DryBlock::DryBlock(const ModelConfig& model, const MixerSettings& mixer, DType c
             .state = states * model.head_dim * (model.head_dim + 1)};
 }
 
+void DryMixerKept::release() {
+  for (Held* held : {&projected, &rotated, &v, &near, &rest, &features, &far, &mixed}) {
+    held->release();
+  }
+  is_forgotten = false;
+}
+
 void DryBlock::add(Held& held, std::initializer_list<std::int64_t> sizes, Region region) const {
   for (const std::int64_t size : sizes) {
     held.add(region, compute_, size);
+  }
+}
+
+void DryBlock::add_sums(Held& held,
+                        std::initializer_list<std::int64_t> sizes,
+                        Region region) const {
+  for (const std::int64_t size : sizes) {
+    held.add(region, sum_type(compute_), size);
   }
 }
 
@@ -78,46 +93,54 @@ DryShard::Window DryBlock::window_of(DryShard& shard) const {
   return mixer_.has_near() ? shard.window(mixer_) : DryShard::Window{};
 }
 
-void DryBlock::project(DryShard& shard, std::int64_t halo, Held& kept) const {
+Held DryBlock::heads(DryShard& shard) const {
+  Held held(shard.ledger());
+  add(held, {shard.tokens() * width_.query});
+  return held;
+}
+
+void DryBlock::project(DryShard& shard, std::int64_t halo, DryMixerKept& kept) const {
   const std::int64_t tokens = shard.tokens();
   const std::int64_t keys = (halo + tokens) * width_.key;
-  add(kept, {tokens * width_.query, keys, keys});
+  add(kept.rotated, {tokens * width_.query, keys});
+  add(kept.v, {keys});
   if (has_qk_norm_) {
-    add(kept, {tokens * width_.query, tokens * width_.key});
+    add(kept.projected, {tokens * width_.query, tokens * width_.key});
   }
 }
 
-void DryBlock::mixer_forward(DryShard& shard, Held& kept, Held& incoming) const {
+void DryBlock::mixer_forward(DryShard& shard, DryMixerKept& kept, Held& incoming) const {
   const std::int64_t tokens = shard.tokens();
   const DryShard::Window window = window_of(shard);
   project(shard, window.halo, kept);
   if (mixer_.has_near()) {
-    add(kept, {window.pinned * width_.key, window.pinned * width_.key});
-    add(kept, {tokens * width_.query, tokens * width_.heads});
+    add(kept.rest, {window.pinned * width_.key, window.pinned * width_.key});
+    add(kept.near, {tokens * width_.query});
+    add_sums(kept.rest, {tokens * width_.heads});
   }
   if (mixer_.has_far()) {
-    add(kept, {tokens * width_.query, tokens * width_.feature_key});
-    add(kept, {tokens * width_.states, tokens * width_.states});
+    add(kept.features, {tokens * width_.query, tokens * width_.feature_key});
+    add_sums(kept.rest, {tokens * width_.states, tokens * width_.states});
     if (shard.ranks() > 1 && !incoming) {
       Held summaries(shard.ledger());
       const std::int64_t summary = width_.state + 2 * width_.states;
-      add(summaries, {shard.ranks() * summary}, Region::communication);
-      add(incoming, {width_.state, width_.states});
+      add_sums(summaries, {shard.ranks() * summary}, Region::communication);
+      add_sums(incoming, {width_.state, width_.states});
     }
-    add(kept, {tokens * width_.query});
-  }
-  if (mixer_.has_near() && mixer_.has_far()) {
-    add(kept, {tokens * width_.query});
+    add(kept.far, {tokens * width_.query});
   }
   if (mixer_.has_gate()) {
-    add(kept, {tokens * width_.heads});
+    add(kept.rest, {tokens * width_.heads});
+  }
+  if (mixer_.has_near() && mixer_.has_far()) {
+    add(kept.mixed, {tokens * width_.query});
   }
 }
 
-void DryBlock::forward_ulysses(DryShard& shard, Held& kept) const {
+void DryBlock::forward_ulysses(DryShard& shard, Held& mixed) const {
   const std::int64_t tokens = shard.tokens();
   const std::int64_t row_share = shard.row_tokens() / shard.ranks();
-  Held local(shard.ledger());
+  DryMixerKept local(shard.ledger());
   project(shard, 0, local);
   Held exchanged(shard.ledger());
   const auto pack = [&](std::int64_t width) {
@@ -128,85 +151,173 @@ void DryBlock::forward_ulysses(DryShard& shard, Held& kept) const {
     add(exchanged, {row_share * width}, Region::communication);
     pack(width);
   }
-  add(exchanged, {row_share * width_.query, row_share * width_.heads});
+  add(exchanged, {row_share * width_.query});
+  add_sums(exchanged, {row_share * width_.heads});
   shard.add_row_keys();
-  add(kept, {tokens * width_.query});
+  add(mixed, {tokens * width_.query});
   pack(width_.query);
 }
 
-void DryBlock::near_backward(DryShard& shard) const {
+void DryBlock::near_backward(DryShard& shard, Held& rotated) const {
   const DryShard::Window window = window_of(shard);
   const std::int64_t keys = (window.halo + shard.tokens()) * width_.key;
-  Held gradients(shard.ledger());
-  add(gradients, {keys, keys, window.pinned * width_.key, window.pinned * width_.key});
+  add(rotated, {shard.tokens() * width_.query, keys, keys});
+  Held pinned(shard.ledger());
+  add(pinned, {window.pinned * width_.key, window.pinned * width_.key});
   if (window.lent > 0) {  // keys return first, then values
     Held arrived(shard.ledger());
     add(arrived, {window.lent * width_.key}, Region::communication);
   }
 }
 
-void DryBlock::far_backward(DryShard& shard) const {
+void DryBlock::far_backward(DryShard& shard, DryMixerKept& kept, Held d_far, Held& rotated) const {
   const std::int64_t tokens = shard.tokens();
   Held gradients(shard.ledger());
-  add(gradients, {tokens * width_.query, tokens * width_.feature_key, tokens * width_.key});
-  add(gradients, {tokens * width_.states, tokens * width_.states});
-  if (shard.ranks() > 1) {
-    Held summaries(shard.ledger());
-    const std::int64_t summary = width_.state + width_.states;
-    add(summaries, {shard.ranks() * summary}, Region::communication);
-    add(gradients, {width_.state});
+  add(gradients, {tokens * width_.query, tokens * width_.feature_key});
+  add_sums(gradients, {tokens * width_.states, tokens * width_.states});
+  {
+    Held d_v(shard.ledger());
+    add(d_v, {tokens * width_.key});
+    if (shard.ranks() > 1) {
+      Held summaries(shard.ledger());
+      add_sums(summaries, {shard.ranks() * (width_.state + width_.states)}, Region::communication);
+      add_sums(d_v, {width_.state});
+    }
+    d_far.release();
+    kept.far.release();
+    kept.v.release();
+    if (!rotated) {
+      add(rotated, {tokens * width_.query, tokens * width_.key, tokens * width_.key});
+    }
+  }
+  if (sum_type(compute_) != compute_) {
+    add(gradients, {tokens * width_.states});
   }
 }
 
-void DryBlock::mixer_backward(DryShard& shard, DryGradient wanted) const {
-  const std::int64_t tokens = shard.tokens();
-  Held rotated(shard.ledger());
-  add(rotated, {tokens * width_.query, tokens * width_.key, tokens * width_.key});
-  Held branches(shard.ledger());
+void DryBlock::mixer_backward(DryShard& shard,
+                              DryMixerKept& kept,
+                              Held d_heads,
+                              DryGradient wanted) const {
+  kept.mixed.release();
+  Held d_near(shard.ledger());
   if (mixer_.has_gate()) {
-    add(branches, {tokens * width_.query, tokens * width_.query});
-    Held gate(shard.ledger());
-    add(gate, {tokens * width_.heads});
+    add(d_near, {shard.tokens() * width_.query});
+    Held d_gate(shard.ledger());
+    add(d_gate, {shard.tokens() * width_.heads});
   }
+  Held rotated(shard.ledger());
   if (mixer_.has_near() && wanted != DryGradient::new_tensors) {
-    near_backward(shard);
+    near_backward(shard, rotated);
+  }
+  kept.near.release();
+  d_near.release();
+  if (mixer_.has_far()) {
+    far_backward(shard, kept, std::move(d_heads), rotated);
+  }
+}
+
+void DryBlock::restore(DryShard& shard, DryMixerKept& kept) const {
+  if (!std::exchange(kept.is_forgotten, false)) {
+    return;
+  }
+  const std::int64_t tokens = shard.tokens();
+  if (has_qk_norm_) {
+    kept.rotated.release();
+    add(kept.rotated, {tokens * width_.query, (window_of(shard).halo + tokens) * width_.key});
   }
   if (mixer_.has_far()) {
-    far_backward(shard);
+    add(kept.features, {tokens * width_.query, tokens * width_.feature_key});
+  }
+  if (mixer_.has_near() && mixer_.has_far()) {
+    add(kept.mixed, {tokens * width_.query});
+  }
+}
+
+void DryBlock::fill_mixer(DryShard& shard, DryKept& kept) const {
+  if (!kept.normed) {
+    add(kept.normed, {shard.tokens() * width_.hidden});
+  }
+  if (kept.mixer) {
+    restore(shard, kept.mixer);
+  } else {
+    mixer_forward(shard, kept.mixer, kept.incoming);
+  }
+}
+
+void DryBlock::fill_mlp(DryShard& shard, DryKept& kept) const {
+  const std::int64_t wide = shard.tokens() * width_.intermediate;
+  if (!kept.middle_normed) {
+    add(kept.middle_normed, {shard.tokens() * width_.hidden});
+  }
+  if (!kept.gate_up) {
+    add(kept.gate_up, {wide, wide});
+  }
+  if (!kept.act) {
+    add(kept.act, {wide});
   }
 }
 
 void DryBlock::forward(DryShard& shard, Held& x, DryKept& kept, DryAttention attention) const {
   const std::int64_t tokens = shard.tokens();
   kept.input = std::move(x);
-  add(kept.rest, {tokens * width_.hidden});
   if (attention == DryAttention::ulysses) {
-    forward_ulysses(shard, kept.rest);
+    add(kept.normed, {tokens * width_.hidden});
+    forward_ulysses(shard, kept.mixer.mixed);
   } else {
-    mixer_forward(shard, kept.rest, kept.incoming);
+    fill_mixer(shard, kept);
   }
-  add(kept.rest, {tokens * width_.hidden, tokens * width_.hidden});
-  for (int tensor = 0; tensor < 3; ++tensor) {
-    add(kept.rest, {tokens * width_.intermediate});
-  }
+  add(kept.middle, {tokens * width_.hidden});
+  fill_mlp(shard, kept);
   x = Held(shard.ledger());
   add(x, {tokens * width_.hidden});
 }
 
+void DryBlock::forget(DryShard& shard, DryKept& kept, Recompute recompute) const {
+  if (recompute == Recompute::none) {
+    return;
+  }
+  kept.normed.release();
+  kept.middle_normed.release();
+  kept.act.release();
+  if (recompute >= Recompute::mlp) {
+    kept.gate_up.release();
+  }
+  if (recompute >= Recompute::mixer) {
+    kept.mixer.release();
+  } else {
+    DryMixerKept& mixer = kept.mixer;
+    const std::int64_t halo = window_of(shard).halo;
+    if (has_qk_norm_) {
+      mixer.rotated.release();
+      if (halo > 0) {
+        add(mixer.rotated, {halo * width_.key});
+      }
+    }
+    mixer.features.release();
+    mixer.mixed.release();
+    mixer.is_forgotten = true;
+  }
+  if (recompute >= Recompute::block) {
+    kept.middle.release();
+  }
+}
+
 void DryBlock::backward(DryShard& shard, DryKept& kept) const {
-  const std::int64_t tokens = shard.tokens();
-  if (!kept.rest) {
-    Held x = std::move(kept.input);
-    forward(shard, x, kept, DryAttention::by_tokens);
+  if (!kept.middle) {
+    fill_mixer(shard, kept);
+    add(kept.middle, {shard.tokens() * width_.hidden});
   }
-  {
-    Held mlp(shard.ledger());
-    add(mlp, {tokens * width_.intermediate, tokens * width_.intermediate});
-    add(mlp, {tokens * width_.hidden});
+  fill_mlp(shard, kept);
+  for (Held* held : {&kept.act, &kept.gate_up, &kept.middle_normed, &kept.middle}) {
+    held->release();
   }
-  Held attention(shard.ledger());
-  add(attention, {tokens * width_.query, tokens * width_.hidden});
-  mixer_backward(shard, DryGradient::input);
+  fill_mixer(shard, kept);
+  Held d_heads = heads(shard);
+  Held d_normed(shard.ledger());
+  add(d_normed, {shard.tokens() * width_.hidden});
+  mixer_backward(shard, kept.mixer, std::move(d_heads), DryGradient::input);
+  kept.mixer.release();
 }
 
 DryDecoder::DryDecoder(Ledger& ledger, const ModelConfig& model, DryWeights& weights, DType compute)
@@ -233,8 +344,8 @@ Held DryDecoder::hidden(std::int64_t tokens) const {
 
 Held DryDecoder::rope(std::int64_t tokens) const {
   Held held(*ledger_);
-  held.add(Region::activations, compute_, tokens * model_->head_dim / 2);
-  held.add(Region::activations, compute_, tokens * model_->head_dim / 2);
+  held.add(Region::activations, sum_type(compute_), tokens * model_->head_dim / 2);
+  held.add(Region::activations, sum_type(compute_), tokens * model_->head_dim / 2);
   return held;
 }
 
@@ -275,17 +386,14 @@ Held DryDecoder::forward(DryShard& shard,
   return final_norm(shard);
 }
 
-Held DryDecoder::forward_kept(DryShard& shard, bool recomputes_blocks) {
+Held DryDecoder::forward_kept(DryShard& shard, const RecomputePlan& recompute) {
   inputs_ = rope(shard.tokens());
-  inputs_.add(Region::activations, DType::i32, shard.tokens());
   Held x = embed(shard);
   for (std::int64_t layer = 0; layer < model_->layers; ++layer) {
     acquire_layer(layer);
     DryKept& kept = kept_.emplace_back(*ledger_);
     block(layer).forward(shard, x, kept, DryAttention::by_tokens);
-    if (recomputes_blocks) {
-      kept.rest.release();
-    }
+    block(layer).forget(shard, kept, recompute.of_layer(layer, model_->layers));
     weights_->release(table().layer_unit(layer));
   }
   last_ = std::move(x);

@@ -12,6 +12,7 @@
 #include "config/model_config.h"
 #include "parallel/shard.h"
 #include "plan/memory_ledger.h"
+#include "plan/recompute.h"
 
 namespace bifocal {
 
@@ -55,12 +56,44 @@ enum class DryAttention : std::uint8_t { by_tokens, ulysses };
 // What a mixer's backward pass is asked for.
 enum class DryGradient : std::uint8_t { new_tensors, projections, input };
 
-// What a layer keeps: its input, the state that entered the shard, and all that it can compute
-// again.
-struct DryKept {
-  explicit DryKept(Ledger& ledger) : input(ledger), incoming(ledger), rest(ledger) {}
+// MixerKept: what is freed together stands together.
+struct DryMixerKept {
+  explicit DryMixerKept(Ledger& ledger)
+      : projected(ledger),
+        rotated(ledger),
+        v(ledger),
+        near(ledger),
+        rest(ledger),
+        features(ledger),
+        far(ledger),
+        mixed(ledger) {}
 
-  Held input, incoming, rest;
+  explicit operator bool() const { return static_cast<bool>(v); }
+
+  void release();
+
+  Held projected;  // q and k before their norms
+  Held rotated;    // q and k, or the halo of k while they are forgotten
+  Held v, near;
+  Held rest;  // pinned keys and values, log-sum-exps, gates
+  Held features, far, mixed;
+  bool is_forgotten = false;
+};
+
+// BlockKept.
+struct DryKept {
+  explicit DryKept(Ledger& ledger)
+      : input(ledger),
+        incoming(ledger),
+        normed(ledger),
+        middle(ledger),
+        middle_normed(ledger),
+        gate_up(ledger),
+        act(ledger),
+        mixer(ledger) {}
+
+  Held input, incoming, normed, middle, middle_normed, gate_up, act;
+  DryMixerKept mixer;
 };
 
 // A layer and its mixer (model/block.h, model/mixer.h). model must outlive it.
@@ -70,10 +103,14 @@ class DryBlock {
 
   // x is replaced by the output.
   void forward(DryShard& shard, Held& x, DryKept& kept, DryAttention attention) const;
+  void forget(DryShard& shard, DryKept& kept, Recompute recompute) const;
   void backward(DryShard& shard, DryKept& kept) const;
 
-  void mixer_forward(DryShard& shard, Held& kept, Held& incoming) const;
-  void mixer_backward(DryShard& shard, DryGradient wanted) const;
+  void mixer_forward(DryShard& shard, DryMixerKept& kept, Held& incoming) const;
+  // d_heads: as model/mixer.h.
+  void mixer_backward(DryShard& shard, DryMixerKept& kept, Held d_heads, DryGradient wanted) const;
+
+  Held heads(DryShard& shard) const;  // [tokens, H, d]
 
  private:
   // Elements per token, and of the state of a whole shard.
@@ -87,11 +124,18 @@ class DryBlock {
   void add(Held& held,
            std::initializer_list<std::int64_t> sizes,
            Region region = Region::activations) const;
+  // The same in the sum type.
+  void add_sums(Held& held,
+                std::initializer_list<std::int64_t> sizes,
+                Region region = Region::activations) const;
   DryShard::Window window_of(DryShard& shard) const;
-  void project(DryShard& shard, std::int64_t halo, Held& kept) const;
-  void near_backward(DryShard& shard) const;
-  void far_backward(DryShard& shard) const;
-  void forward_ulysses(DryShard& shard, Held& kept) const;
+  void fill_mixer(DryShard& shard, DryKept& kept) const;
+  void fill_mlp(DryShard& shard, DryKept& kept) const;
+  void project(DryShard& shard, std::int64_t halo, DryMixerKept& kept) const;
+  void restore(DryShard& shard, DryMixerKept& kept) const;
+  void near_backward(DryShard& shard, Held& rotated) const;
+  void far_backward(DryShard& shard, DryMixerKept& kept, Held d_far, Held& rotated) const;
+  void forward_ulysses(DryShard& shard, Held& mixed) const;
 
   MixerSettings mixer_;
   Widths width_;
@@ -121,7 +165,7 @@ class DryDecoder {
                DryAttention attention,
                const std::function<void(std::int64_t)>& observe);
   // The same, leaving what backward() takes.
-  Held forward_kept(DryShard& shard, bool recomputes_blocks);
+  Held forward_kept(DryShard& shard, const RecomputePlan& recompute);
   void backward(DryShard& shard, DryGradients& gradients);
 
  private:

@@ -23,7 +23,7 @@ class DryRun {
         student_weights_(ledger_, student_table_, student_options()),
         student_(ledger_, inputs.student, student_weights_, compute_),
         moments_(ledger_),
-        gradients_(ledger_, student_table_, ranks_, compute_) {
+        gradients_(ledger_, student_table_, ranks_, sum_type(compute_)) {
     if (inputs.teacher != nullptr) {
       teacher_table_.emplace(*inputs.teacher);
       teacher_weights_.emplace(ledger_, *teacher_table_, teacher_options());
@@ -31,8 +31,9 @@ class DryRun {
     }
     for (std::int64_t unit = 0; unit <= student_table_.final_unit(); ++unit) {
       const std::int64_t part = padded_unit_size(student_table_, unit, ranks_) / ranks_;
-      moments_.add(Region::optimizer, compute_, part);
-      moments_.add(Region::optimizer, compute_, part);
+      for (int moment = 0; moment < 2 && !keeps_moments_on_host(inputs.config); ++moment) {
+        moments_.add(Region::optimizer, moment_type(inputs.config), part);
+      }
     }
   }
 
@@ -40,6 +41,7 @@ class DryRun {
 
   void align() {
     DryShard shard = runs_ahead() ? whole_row() : own_shard();
+    const Held sums = step_sums(2 * in_->student.layers);
     const Held rope = student_.rope(shard.tokens());
     teacher_->forward(
         shard, teacher_attention(shard), [&](std::int64_t layer) { align_layer(shard, layer); });
@@ -48,17 +50,19 @@ class DryRun {
 
   // pretrain is the same without a teacher.
   void distill() {
+    const Held sums = step_sums(2);
     DryShard shard = own_shard();
     std::vector<Held> teacher_hidden;
     if (teacher_) {
       teacher_hidden = teacher_forward(shard);
     }
-    const Held hidden = student_.forward_kept(shard, in_->config.memory.recompute == "block");
+    Held hidden = student_.forward_kept(shard, in_->recompute);
     const Held d_hidden = student_.hidden(shard.tokens());
     loss(shard);
     if (!teacher_hidden.empty()) {
       teacher_hidden.pop_back();
     }
+    hidden.release();
     student_.backward(shard, gradients_);
   }
 
@@ -68,7 +72,8 @@ class DryRun {
             .ranks = ranks_,
             .is_resident = in_->config.memory.weights == "replicate",
             .storage = compute_,
-            .compute = compute_};
+            .compute = compute_,
+            .is_trained = true};
   }
 
   DryWeights::Options teacher_options() const {
@@ -97,12 +102,12 @@ class DryRun {
     student_weights_.acquire(unit, is_last ? -1 : student_table_.layer_unit(layer + 1));
     gradients_.open(unit);
     const DryBlock& block = student_.block(layer);
-    Held kept(ledger_);
+    DryMixerKept kept(ledger_);
     Held incoming(ledger_);
     block.mixer_forward(shard, kept, incoming);
-    Held d_heads(ledger_);
-    d_heads.add(Region::activations, compute_, shard.tokens() * in_->student.attention_width());
     block.mixer_backward(shard,
+                         kept,
+                         block.heads(shard),
                          in_->config.align_extra.trainable == "mixer" ? DryGradient::projections
                                                                       : DryGradient::new_tensors);
     student_weights_.release(unit);
@@ -128,6 +133,13 @@ class DryRun {
     return slices;
   }
 
+  // What a stage brings back from the device.
+  Held step_sums(std::int64_t own) {
+    Held sums(ledger_);
+    sums.add(Region::loss, DType::f64, own + student_table_.final_unit() + 1);
+    return sums;
+  }
+
   void loss(const DryShard& shard) {
     student_weights_.acquire(student_.head_unit());
     if (teacher_) {
@@ -136,8 +148,14 @@ class DryRun {
     const std::int64_t chunk =
         std::min(in_->config.memory.logit_chunk, std::max<std::int64_t>(1, shard.tokens()));
     Held logits(ledger_);
-    logits.add(Region::loss, compute_, chunk * in_->student.vocabulary);
-    logits.add(Region::loss, compute_, teacher_ ? chunk * in_->student.vocabulary : 0);
+    const std::int64_t all = chunk * in_->student.vocabulary;
+    const DType wide = sum_type(compute_);
+    logits.add(Region::loss, wide, all);
+    logits.add(Region::loss, wide, teacher_ ? all : 0);
+    logits.add(Region::loss, compute_, wide != compute_ ? all : 0);
+    for (int tensor = 0; tensor < 4; ++tensor) {  // losses and weights of each token
+      logits.add(Region::loss, DType::f64, shard.tokens());
+    }
     gradients_.open(student_.head_unit());
     if (teacher_) {
       teacher_weights_->release(teacher_->head_unit());
@@ -175,7 +193,19 @@ std::string_view name_of(StageKind stage) {
 }
 
 DType compute_type(const RunConfig& config) {
-  return config.run.dtype == "float64" ? DType::f64 : DType::f32;
+  const std::string dtype = resolved_dtype(config);
+  if (dtype == "bfloat16") {
+    return DType::bf16;
+  }
+  return dtype == "float64" ? DType::f64 : DType::f32;
+}
+
+DType moment_type(const RunConfig& config) {
+  return config.optimizer.moments == "bfloat16" ? DType::bf16 : sum_type(compute_type(config));
+}
+
+bool keeps_moments_on_host(const RunConfig& config) {
+  return config.optimizer.moments == "host" && config.run.device == "cuda";
 }
 
 PeakBytes forecast_memory(const ForecastInputs& inputs,

@@ -8,6 +8,7 @@
 #include "config/run_config.h"
 #include "parallel/mesh.h"
 #include "plan/memory_ledger.h"
+#include "plan/recompute.h"
 
 namespace bifocal {
 
@@ -24,6 +25,11 @@ enum class TeacherPlacement : std::uint8_t {
 // The compute type that run.dtype names.
 DType compute_type(const RunConfig& config);
 
+// The type of AdamW's moments, and whether they take no memory of a device. (On a CPU the host's
+// memory is the device's.)
+DType moment_type(const RunConfig& config);
+bool keeps_moments_on_host(const RunConfig& config);
+
 struct ForecastInputs {
   const RunConfig& config;
   const ModelConfig& student;
@@ -32,6 +38,7 @@ struct ForecastInputs {
   std::int64_t node_ranks = 1;           // that share the teacher's weights
   TeacherPlacement work = TeacherPlacement::look_ahead;
   DType teacher_storage = DType::f32;  // of the teacher's parts at rest
+  RecomputePlan recompute;
 };
 
 // What Memory's peaks are after steps of `stage` on a rank with this index in its sequence group,

@@ -60,6 +60,10 @@ DryWeights::DryWeights(Ledger& ledger, const ParameterTable& table, const Option
     const std::int64_t whole = whole_size(unit);
     units_.add(
         options.region, options.storage, options.is_resident ? whole : whole / options.ranks);
+    const DType wide = sum_type(options.storage);
+    if (options.is_trained && wide != options.storage) {
+      units_.add(Region::optimizer, wide, whole / options.ranks);
+    }
   }
 }
 
@@ -113,6 +117,9 @@ DryGradients::DryGradients(Ledger& ledger,
 }
 
 void DryGradients::open(std::int64_t unit) {
+  if (ranks_ == 1) {  // the part itself
+    return;
+  }
   Held& whole = open_.try_emplace(unit, *ledger_).first->second;
   if (!whole) {
     whole.add(Region::gradients, dtype_, padded_unit_size(*table_, unit, ranks_));
@@ -120,6 +127,9 @@ void DryGradients::open(std::int64_t unit) {
 }
 
 void DryGradients::close(std::int64_t unit) {
+  if (ranks_ == 1) {
+    return;
+  }
   finish();
   const auto found = open_.find(unit);
   BIFOCAL_ASSERT(found != open_.end());

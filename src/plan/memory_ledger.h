@@ -70,6 +70,7 @@ class DryWeights {
     bool is_resident = false;
     DType storage = DType::f32;
     DType compute = DType::f32;
+    bool is_trained = false;
   };
 
   // table must outlive it.

@@ -174,34 +174,49 @@ RankShare share_of(const Plan& plan, int rank) {
   return share;
 }
 
-// Ranks that between them have the longest shard, the longest halo and the most readers. On a node
-// that the ranks do not fill, fewer ranks share the teacher.
-void forecast_stage(const PlanInputs& inputs, const Plan& plan, PlannedStage& stage) {
-  const int sequence = static_cast<int>(plan.mesh.sequence);
+struct RankMemory {
+  PeakBytes memory;
+  int rank = 0;
+};
+
+// Of the rank that needs most, among ranks that between them have the longest shard, the longest
+// halo and the most readers. On a node that the ranks do not fill, fewer ranks share the teacher.
+RankMemory largest_memory(const PlanInputs& inputs,
+                          const MeshCounts& mesh,
+                          TeacherPlacement work,
+                          StageKind stage,
+                          const RecomputePlan& recompute) {
+  const int sequence = static_cast<int>(mesh.sequence);
+  const int node = std::min(inputs.ranks, inputs.ranks_per_node);
   const int last_node_ranks = (inputs.ranks - 1) % inputs.ranks_per_node + 1;
+  RankMemory largest;
   for (const int rank : {0, 1, sequence / 2, sequence - 1, inputs.ranks - 1}) {
     if (rank >= inputs.ranks) {
       continue;
     }
     const bool on_last_node = rank + last_node_ranks >= inputs.ranks;
-    const ForecastInputs forecast{
-        .config = inputs.config,
-        .student = inputs.student,
-        .teacher = inputs.teacher ? &*inputs.teacher : nullptr,
-        .mesh = plan.mesh,
-        .node_ranks = on_last_node ? last_node_ranks : inputs.ranks_per_node,
-        .work = plan.placement.work,
-        .teacher_storage = inputs.teacher_storage};
-    const PeakBytes memory = forecast_memory(forecast, stage.kind, rank % sequence);
-    if (memory.total > stage.memory.total) {
-      stage.memory = memory;
-      stage.largest_rank = rank;
+    const ForecastInputs forecast{.config = inputs.config,
+                                  .student = inputs.student,
+                                  .teacher = inputs.teacher ? &*inputs.teacher : nullptr,
+                                  .mesh = mesh,
+                                  .node_ranks = on_last_node ? last_node_ranks : node,
+                                  .work = work,
+                                  .teacher_storage = inputs.teacher_storage,
+                                  .recompute = recompute};
+    const PeakBytes memory = forecast_memory(forecast, stage, rank % sequence);
+    if (memory.total > largest.memory.total) {
+      largest = {.memory = memory, .rank = rank};
     }
   }
+  return largest;
+}
+
+double limit_bytes(const RunConfig& config) {
+  return config.memory.limit_gib * 1024.0 * 1024.0 * 1024.0;
 }
 
 void require_memory(const RunConfig& config, const PlannedStage& stage) {
-  const double limit = config.memory.limit_gib * 1024.0 * 1024.0 * 1024.0;
+  const double limit = limit_bytes(config);
   BIFOCAL_REQUIRE(limit == 0.0 || static_cast<double>(stage.memory.total) <= limit,
                   "[plan] {} needs {} on rank {}, but memory.limit_gib allows {}: raise it, use "
                   "more ranks, shorter rows, memory.recompute = \"block\" or memory.weights = "
@@ -236,6 +251,31 @@ void require_ranks(const PlanInputs& inputs) {
 }
 
 }  // namespace
+
+RecomputePlan choose_recompute(const PlanInputs& inputs, StageKind stage) {
+  const RunConfig& config = inputs.config;
+  if (config.memory.recompute != "auto") {
+    return {recompute_named(config.memory.recompute), config.memory.kept_layers};
+  }
+  if (stage == StageKind::align || config.memory.limit_gib == 0.0) {
+    return Recompute::none;
+  }
+  const MeshCounts mesh = resolve_mesh({config.mesh.data, config.mesh.sequence}, inputs.ranks);
+  const TeacherPlacement work =
+      inputs.teacher
+          ? choose_placement(config,
+                             mesh,
+                             *inputs.teacher,
+                             choose_stages(config, inputs.student, *inputs.teacher).align)
+                .work
+          : TeacherPlacement::look_ahead;
+  const std::vector<RecomputePlan> plans = recompute_plans(inputs.student.layers);
+  const auto fits = std::partition_point(plans.begin(), plans.end(), [&](const RecomputePlan& p) {
+    const PeakBytes memory = largest_memory(inputs, mesh, work, stage, p).memory;
+    return static_cast<double>(memory.total) > limit_bytes(config);
+  });
+  return fits == plans.end() ? plans.back() : *fits;
+}
 
 Plan make_plan(const PlanInputs& inputs) {
   const RunConfig& config = inputs.config;
@@ -279,7 +319,11 @@ Plan make_plan(const PlanInputs& inputs) {
     for (const Parameter& parameter : table.parameters()) {
       stage.trained += trains(stage.kind, config, parameter) ? parameter.size() : 0;
     }
-    forecast_stage(inputs, plan, stage);
+    stage.recompute = choose_recompute(inputs, stage.kind);
+    const RankMemory largest =
+        largest_memory(inputs, plan.mesh, plan.placement.work, stage.kind, stage.recompute);
+    stage.memory = largest.memory;
+    stage.largest_rank = largest.rank;
     require_memory(config, stage);
   }
   return plan;

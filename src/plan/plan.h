@@ -71,11 +71,16 @@ struct ParameterGroup {
   std::int64_t fresh = 0;  // new tensors of the student
 };
 
+// What the backward pass computes again in `stage`: memory.recompute, where "auto" becomes the plan
+// that keeps most of all that fit memory.limit_gib on every rank (no limit: that keeps everything).
+RecomputePlan choose_recompute(const PlanInputs& inputs, StageKind stage);
+
 struct PlannedStage {
   StageKind kind = StageKind::distill;
   std::int64_t steps = 0;
   std::int64_t tokens = 0;   // of all steps
   std::int64_t trained = 0;  // parameters
+  RecomputePlan recompute;
   // Of the rank that needs most.
   PeakBytes memory;
   int largest_rank = 0;

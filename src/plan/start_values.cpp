@@ -40,6 +40,13 @@ void fill_start_values(const Parameter& parameter,
                        std::int64_t begin,
                        const TensorView& piece) {
   BIFOCAL_ASSERT(begin >= 0 && begin + piece.size() <= parameter.size());
+  if (piece.dtype == DType::bf16) {
+    auto* elements = piece.as<BFloat16>();
+    for (std::int64_t i = 0; i < piece.size(); ++i) {
+      elements[i] = to_bfloat16(static_cast<float>(start_value(parameter, values, begin + i)));
+    }
+    return;
+  }
   dispatch_real("start_values", piece.dtype, [&](auto zero) {
     using T = decltype(zero);
     T* elements = piece.as<T>();

@@ -3,18 +3,27 @@
 
 #include <cmath>
 
+#include "model/host_images.h"
 #include "ops/adamw.h"
 #include "ops/elementwise.h"
+#include "train/sharded_tensors.h"
 
 namespace bifocal {
 
-Optimizer::Optimizer(Context context, Weights& weights, const RunConfig::Optimizer& settings)
+Optimizer::Optimizer(Context context,
+                     Weights& weights,
+                     const RunConfig::Optimizer& settings,
+                     Memory* host_memory)
     : context_(context), weights_(&weights), settings_(settings) {
-  for (std::size_t unit = 0; unit < weights.table().units().size(); ++unit) {
-    const TensorView part = weights.part(static_cast<std::int64_t>(unit));
-    first_.push_back(context_.memory.zeros(Region::optimizer, part.dtype, part.shape));
-    second_.push_back(context_.memory.zeros(Region::optimizer, part.dtype, part.shape));
+  Memory& memory =
+      settings.moments == "host" && host_memory != nullptr ? *host_memory : context_.memory;
+  for (const TensorView& master : weights.masters()) {
+    const DType type = settings.moments == "bfloat16" ? DType::bf16 : master.dtype;
+    for (std::vector<Tensor>* moments : {&first_, &second_}) {
+      moments->push_back(memory.empty(Region::optimizer, type, master.shape));
+    }
   }
+  reset();
 }
 
 void Optimizer::reset() {
@@ -25,24 +34,57 @@ void Optimizer::reset() {
   }
 }
 
-// Gradients of frozen parameters must not count in any norm.
-void Optimizer::zero_untrained(const Step& step, Gradients& gradients) const {
-  for (std::size_t unit = 0; unit < first_.size(); ++unit) {
-    const TensorView part = gradients.part(static_cast<std::int64_t>(unit));
-    const std::int64_t begin = part.size() * weights_->group().rank();
-    for (const ParameterPiece& piece : pieces_in(
-             weights_->table(), static_cast<std::int64_t>(unit), begin, begin + part.size())) {
-      if (step.trains(*piece.parameter)) {
-        continue;
-      }
-      run(context_.stream, Zero{.x = part.rows(piece.offset, piece.offset + piece.count)});
+std::vector<Optimizer::Range> Optimizer::ranges_of(const Step& step, std::int64_t unit) const {
+  const std::int64_t size = weights_->master(unit).size();
+  const std::int64_t begin = size * weights_->group().rank();
+  std::vector<Range> ranges;
+  bool continues = false;
+  for (const ParameterPiece& piece : pieces_in(weights_->table(), unit, begin, begin + size)) {
+    if (!step.trains(*piece.parameter)) {
+      continues = false;
+      continue;
     }
+    const std::int64_t end = piece.offset + piece.count;
+    const double rate = step.rate(*piece.parameter);
+    const double decay = step.decays(*piece.parameter) ? settings_.decay : 0.0;
+    if (continues && ranges.back().rate == rate && ranges.back().decay == decay) {
+      ranges.back().end = end;  // padding is zero and stays so
+    } else {
+      ranges.push_back({.begin = piece.offset, .end = end, .rate = rate, .decay = decay});
+    }
+    continues = true;
+  }
+  return ranges;
+}
+
+void Optimizer::update_unit(const Step& step,
+                            std::int64_t unit,
+                            const TensorView& gradient,
+                            double factor) const {
+  for (const Range& range : ranges_of(step, unit)) {
+    const auto part = [&](const TensorView& whole) { return whole.rows(range.begin, range.end); };
+    const auto index = static_cast<std::size_t>(unit);
+    AdamW op{.parameter = part(weights_->master(unit)),
+             .first = part(first_[index]),
+             .second = part(second_[index]),
+             .gradient = part(gradient),
+             .rate = range.rate,
+             .beta1 = settings_.beta1,
+             .beta2 = settings_.beta2,
+             .eps = settings_.eps,
+             .decay = range.decay,
+             .grad_scale = factor,
+             .step = step.number};
+    if (weights_->has_masters()) {
+      op.copy = part(weights_->part(unit));
+    }
+    run(context_.stream, op);
   }
 }
 
-double Optimizer::update(const Step& step, Gradients& gradients) {
-  zero_untrained(step, gradients);
-  const std::vector<double> squares = gradients.sums_of_squares();
+double Optimizer::update(const Step& step, const Gradients& gradients) {
+  const std::vector<double>& squares = step.unit_squares;
+  BIFOCAL_ASSERT(squares.size() == first_.size() && step.unit_factors.size() == first_.size());
   double total = 0.0;
   for (std::size_t unit = 0; unit < squares.size(); ++unit) {
     total += squares[unit] * step.unit_factors[unit] * step.unit_factors[unit];
@@ -64,54 +106,45 @@ double Optimizer::update(const Step& step, Gradients& gradients) {
     const double factor = step.unit_factors[unit] *
                           clip_factor(step.clip_scope == ClipScope::each_unit ? unit_norm : norm);
     const auto index = static_cast<std::int64_t>(unit);
-    const TensorView part = weights_->part(index);
-    const std::int64_t begin = part.size() * weights_->group().rank();
-    for (const ParameterPiece& piece :
-         pieces_in(weights_->table(), index, begin, begin + part.size())) {
-      if (!step.trains(*piece.parameter)) {
-        continue;
-      }
-      const auto range = [&](const TensorView& whole) {
-        return whole.rows(piece.offset, piece.offset + piece.count);
-      };
-      run(context_.stream,
-          AdamW{.parameter = range(part),
-                .first = range(first_[unit]),
-                .second = range(second_[unit]),
-                .gradient = range(gradients.part(index)),
-                .rate = step.rate(*piece.parameter),
-                .beta1 = settings_.beta1,
-                .beta2 = settings_.beta2,
-                .eps = settings_.eps,
-                .decay = step.decays(*piece.parameter) ? settings_.decay : 0.0,
-                .grad_scale = factor,
-                .step = step.number});
-    }
+    update_unit(step, index, gradients.part(index), factor);
   }
   weights_->share();
   return norm;
 }
 
-std::vector<ShardedTensor> Optimizer::checkpoint_tensors() const {
-  std::vector<ShardedTensor> tensors;
-  for (std::size_t unit = 0; unit < first_.size(); ++unit) {
-    const TensorView part = weights_->part(static_cast<std::int64_t>(unit));
-    const std::int64_t begin = part.size() * weights_->group().rank();
-    for (const ParameterPiece& piece : pieces_in(
-             weights_->table(), static_cast<std::int64_t>(unit), begin, begin + part.size())) {
-      const auto add = [&](const std::string& prefix, const TensorView& whole) {
-        tensors.push_back({.name = prefix + piece.parameter->name,
-                           .global = piece.parameter->shape,
-                           .begin = piece.first,
-                           .end = piece.first + piece.count,
-                           .data = whole.rows(piece.offset, piece.offset + piece.count)});
-      };
-      add("", part);
-      add("optimizer.first.", first_[unit]);
-      add("optimizer.second.", second_[unit]);
-    }
+std::vector<TensorView> Optimizer::state() const {
+  std::vector<TensorView> tensors = weights_->masters();
+  for (const std::vector<Tensor>* moments : {&first_, &second_}) {
+    tensors.insert(tensors.end(), moments->begin(), moments->end());
   }
   return tensors;
+}
+
+std::vector<ShardedTensor> Optimizer::named(const std::vector<TensorView>& images) const {
+  std::vector<ShardedTensor> tensors;
+  const auto units = static_cast<std::ptrdiff_t>(first_.size());
+  auto begin = images.begin();
+  for (const char* prefix : {"", "optimizer.first.", "optimizer.second."}) {
+    const std::vector<ShardedTensor> some =
+        sharded_tensors(*weights_, {begin, begin + units}, prefix);
+    tensors.insert(tensors.end(), some.begin(), some.end());
+    begin += units;
+  }
+  return tensors;
+}
+
+void Optimizer::save(const std::function<void(const std::vector<ShardedTensor>&)>& use) const {
+  HostImages images(context_, state());
+  images.download();
+  use(named(images.images()));
+}
+
+void Optimizer::load(const std::function<void(const std::vector<ShardedTensor>&)>& fill) {
+  HostImages images(context_, state());
+  fill(named(images.images()));
+  images.upload();
+  weights_->round_masters();
+  weights_->share();
 }
 
 }  // namespace bifocal

@@ -18,12 +18,13 @@ Trainer::Trainer(Context context,
                  TrainSetup setup,
                  const Mesh& mesh,
                  Weights& weights,
-                 std::vector<TrainStage> stages)
+                 std::vector<TrainStage> stages,
+                 Memory* host_memory)
     : context_(context),
       setup_(std::move(setup)),
       mesh_(&mesh),
       stages_(std::move(stages)),
-      optimizer_(context, weights, setup_.config.optimizer),
+      optimizer_(context, weights, setup_.config.optimizer, host_memory),
       gradients_(context, weights.table(), mesh.world()),
       console_(mesh.world().rank() == 0),
       directory_(setup_.config.run.directory) {}
@@ -47,8 +48,9 @@ void Trainer::resume() {
                   "[train] {} ends in stage \"{}\", which this configuration does not have",
                   newest->string(),
                   info.stage);
-  load_checkpoint(*newest, optimizer_.checkpoint_tensors(), mesh_->world());
-  optimizer_.weights().share();
+  optimizer_.load([&](const std::vector<ShardedTensor>& tensors) {
+    load_checkpoint(*newest, tensors, mesh_->world());
+  });
   stage_index_ = index;
   stage_step_ = info.stage_step;
   step_ = info.step;
@@ -117,6 +119,7 @@ void Trainer::run_stage(const TrainStage& stage) {
                            .clip_scope = work->clip_scope(),
                            .clip = stage.schedule.clip,
                            .unit_factors = result.unit_factors,
+                           .unit_squares = result.unit_squares,
                            .number = stage_step_ + 1},
                           gradients_);
     ++stage_step_;
@@ -222,17 +225,17 @@ void Trainer::report_memory() {
 }
 
 void Trainer::save(const std::string& stage, std::int64_t stage_step) {
-  save_checkpoint(directory_ / "checkpoints",
-                  {.step = step_,
-                   .stage = stage,
-                   .stage_step = stage_step,
-                   .next_row = next_row_,
-                   .model_hash = setup_.identity,
-                   .configuration = setup_.config_text,
-                   .model_config = setup_.model_config},
-                  optimizer_.checkpoint_tensors(),
-                  setup_.config.checkpoint.keep,
-                  mesh_->world());
+  const CheckpointInfo info{.step = step_,
+                            .stage = stage,
+                            .stage_step = stage_step,
+                            .next_row = next_row_,
+                            .model_hash = setup_.identity,
+                            .configuration = setup_.config_text,
+                            .model_config = setup_.model_config};
+  optimizer_.save([&](const std::vector<ShardedTensor>& tensors) {
+    save_checkpoint(
+        directory_ / "checkpoints", info, tensors, setup_.config.checkpoint.keep, mesh_->world());
+  });
 }
 
 }  // namespace bifocal

@@ -39,11 +39,13 @@ struct TrainSetup {
 
 class Trainer {
  public:
+  // host_memory: see Optimizer.
   Trainer(Context context,
           TrainSetup setup,
           const Mesh& mesh,
           Weights& weights,
-          std::vector<TrainStage> stages);
+          std::vector<TrainStage> stages,
+          Memory* host_memory = nullptr);
 
   // Loads the newest complete checkpoint of the run directory, if there is one. Throws Error for
   // one of another model or data. Collective.

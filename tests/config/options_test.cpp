@@ -136,5 +136,22 @@ TEST(Documentation, CommittedPageIsCurrent) {
       << "docs/configuration.md is out of date: bifocal config --markdown > docs/configuration.md";
 }
 
+TEST(Options, TheComputeTypeFollowsTheDeviceAndMustBeOneOfIts) {
+  const auto resolved = [](const std::string& device, const std::string& dtype) {
+    RunConfig config;
+    config.run.device = device;
+    config.run.dtype = dtype;
+    return resolved_dtype(config);
+  };
+  EXPECT_EQ(resolved_dtype(RunConfig{}), "float32");
+  EXPECT_EQ(resolved("cpu", "float64"), "float64");
+  EXPECT_EQ(resolved("cuda", "auto"), "bfloat16");
+  EXPECT_EQ(resolved("cuda", "float32"), "float32");
+  for (const auto& [device, dtype] : {std::pair{"cuda", "float64"}, std::pair{"cpu", "bfloat16"}}) {
+    const std::string text = test::error_of([&] { (void)resolved(device, dtype); });
+    EXPECT_NE(text.find(std::string("got ") + dtype), std::string::npos) << text;
+  }
+}
+
 }  // namespace
 }  // namespace bifocal

@@ -15,21 +15,13 @@ using test::DeviceTensor;
 using test::on_device;
 using test::stored_normals;
 
-// Rows of one warp (to 1,024), of one block in its registers (to 8,192), and wider; widths that
-// are and are not multiples of a vector; row counts around the eight of a block.
-const Shape kShapes[] = {{1, 1},
-                         {7, 8},
-                         {8, 127},
-                         {9, 128},
-                         {17, 129},
-                         {3, 1023},
-                         {3, 1024},
-                         {3, 1025},
-                         {2, 2560},
-                         {2, 8191},
-                         {2, 8192},
-                         {2, 8200},
-                         {2, 20011}};
+// Rows in the registers of 8, 16 and 32 lanes with one group of 16 bytes and more to each; rows of
+// a block, in registers (to 8,192) and wider; widths that are and are not multiples of a vector;
+// row counts around those of a block.
+const Shape kShapes[] = {{1, 1},    {7, 8},    {8, 127},  {9, 128},  {17, 129}, {131, 64},
+                         {65, 128}, {33, 256}, {31, 264}, {5, 520},  {3, 1023}, {3, 1024},
+                         {3, 1025}, {3, 2048}, {2, 2560}, {2, 2568}, {3, 4096}, {3, 4104},
+                         {2, 8191}, {2, 8192}, {2, 8200}, {2, 20011}};
 
 TEST(CudaRmsNorm, MatchesTheCpuOp) {
   CudaStream stream;

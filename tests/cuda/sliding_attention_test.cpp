@@ -1,7 +1,5 @@
 // Sliding attention on the device against its CPU op in double. Tensors on multiples of 16 bytes go
 // to the tensor cores where type and head width allow; shifted ones to the plain kernels.
-#include "ops/sliding_attention.h"
-
 #include <algorithm>
 #include <cmath>
 #include <string>
@@ -359,6 +357,46 @@ TEST_P(CudaSlidingAttention, MatchesTheCpuOpOnALongerRow) {
     layout.dim = 128;
     layout.pinned = window == kFull ? 0 : 4;
     expect_matches_cpu(layout, DType::bf16, 0);
+  }
+}
+
+// More tiles than a device has multiprocessors: a block takes several one after another, of
+// different lengths.
+Layout many_tiles(std::int64_t dim) {
+  Layout layout;
+  layout.documents = {1100, 90, 1, 1300, 700};
+  layout.halo = 50;
+  layout.window = 150;
+  layout.heads = 24;
+  layout.kv_heads = 8;
+  layout.dim = dim;
+  return layout;
+}
+
+TEST_P(CudaSlidingAttention, MatchesTheCpuOpWhereBlocksTakeSeveralTiles) {
+  for (const std::int64_t dim : {64, 128}) {
+    Layout layout = many_tiles(dim);
+    expect_matches_cpu(layout, DType::bf16, 0);
+    layout.pinned = 3;
+    layout.window = 20;
+    expect_matches_cpu(layout, DType::bf16, 0);
+  }
+}
+
+TEST_P(CudaSlidingAttention, ManyTilesGiveTheSameBitsEveryTime) {
+  for (const std::int64_t dim : {64, 128}) {
+    const Problem problem(memory_, many_tiles(dim), DType::f64);
+    DeviceProblem device(problem, DType::bf16, 0);
+    std::vector<std::vector<double>> want;
+    for (int repeat = 0; repeat < 20; ++repeat) {
+      device.reset();
+      device.run_both(stream_);
+      const std::vector<std::vector<double>> got = device.downloads(stream_);
+      if (repeat == 0) {
+        want = got;
+      }
+      ASSERT_EQ(got, want) << "dim " << dim << " run " << repeat;
+    }
   }
 }
 

@@ -38,14 +38,17 @@ PeakBytes forecast(const RunConfig& config,
                    StageKind stage,
                    TeacherPlacement work = TeacherPlacement::look_ahead) {
   const ModelConfig teacher = teacher_of(student);
-  return forecast_memory({.config = config,
-                          .student = student,
-                          .teacher = stage == StageKind::pretrain ? nullptr : &teacher,
-                          .mesh = mesh,
-                          .node_ranks = mesh.data * mesh.sequence,
-                          .work = work},
-                         stage,
-                         0);
+  return forecast_memory(
+      {.config = config,
+       .student = student,
+       .teacher = stage == StageKind::pretrain ? nullptr : &teacher,
+       .mesh = mesh,
+       .node_ranks = mesh.data * mesh.sequence,
+       .work = work,
+       .recompute = config.memory.recompute == "auto" ? Recompute::none
+                                                      : recompute_named(config.memory.recompute)},
+      stage,
+      0);
 }
 
 // Bytes of all units with the padding of `ranks` parts, in float32.

@@ -4,6 +4,7 @@
 #include "model/mixer.h"
 #include "ops/linear.h"
 #include "support/compare.h"
+#include "support/device_values.h"
 #include "support/golden.h"
 #include "support/golden_checks.h"
 
@@ -49,12 +50,12 @@ std::vector<std::pair<std::string, View LayerTensors<View>::*>> fields() {
 
 class MixerCheck {
  public:
-  MixerCheck(const std::filesystem::path& path, DType dtype, Communicator& group)
+  MixerCheck(const std::filesystem::path& path, DType dtype, Communicator& group, Backend& backend)
       : path_(path),
         file_(path),
         tolerance_(golden_tolerance(dtype, path)),
         group_(group),
-        context_{stream_, memory_, dtype},
+        context_{backend.stream(), backend.memory(), dtype},
         layout_(file_.starts(), group, context_) {}
 
   void run_all() {
@@ -62,42 +63,43 @@ class MixerCheck {
     LayerWeights weights;
     LayerGradients gradients;
     for (const auto& [name, field] : fields<ConstTensorView>()) {
-      if (file_.has("params/" + name))
-        weights.*field = keep(file_.tensor(memory_, context_.dtype, "params/" + name));
+      if (file_.has("params/" + name)) weights.*field = keep(on_device("params/" + name));
     }
     for (const auto& [name, field] : fields<TensorView>()) {
       if (!file_.has("params/" + name)) continue;
-      gradients.*field =
-          keep(memory_.zeros(Region::gradients, context_.dtype, file_.shape("params/" + name)));
+      gradients.*field = keep(context_.memory.zeros(
+          Region::gradients, context_.sum_type(), file_.shape("params/" + name)));
     }
     Mixer mixer(context_, config, golden_mixer_settings(file_));
     const Rope rope = make_rope(context_, config, layout_.positions());
     const TensorView x = own_rows("in/x");
     const MixerInputs in{weights, layout_, rope, x};
     IncomingState incoming;
-    const MixerKept kept = mixer.forward(in, incoming);
+    MixerKept kept = mixer.forward(in, incoming);
     check_rows("out/heads", kept.heads());
 
     const std::int64_t tokens = layout_.tokens();
     const Shape flat{tokens, config.attention_width()};
-    const Tensor y = memory_.empty(Region::activations, context_.dtype, {tokens, config.hidden});
-    run(stream_, LinearForward{.y = y, .x = kept.heads().reshape(flat), .weight = weights.o});
+    const Tensor y =
+        context_.memory.empty(Region::activations, context_.dtype, {tokens, config.hidden});
+    run(context_.stream,
+        LinearForward{.y = y, .x = kept.heads().reshape(flat), .weight = weights.o});
     check_rows("out/y", y);
     if (file_.has("out/state_C")) check_final_state(config, kept, incoming);
 
     const TensorView d_y = own_rows("in/dy");
-    const Tensor d_heads = memory_.empty(Region::activations, context_.dtype, kept.heads().shape);
-    const Tensor d_x = memory_.empty(Region::activations, context_.dtype, x.shape);
-    run(stream_,
+    Tensor d_heads = context_.memory.empty(Region::activations, context_.dtype, kept.heads().shape);
+    const Tensor d_x = context_.memory.empty(Region::activations, context_.dtype, x.shape);
+    run(context_.stream,
         LinearBackwardWeight{.d_weight = gradients.o, .d_y = d_y, .x = kept.heads().reshape(flat)});
-    run(stream_,
+    run(context_.stream,
         LinearBackwardInput{.d_x = d_heads.reshape(flat), .d_y = d_y, .weight = weights.o});
-    mixer.backward(in, kept, incoming, d_heads, {.gradients = gradients, .d_x = d_x});
+    mixer.backward(in, kept, incoming, std::move(d_heads), {.gradients = gradients, .d_x = d_x});
     check_rows("grad/x", d_x);
     for (const auto& [name, field] : fields<TensorView>()) {
       if (!file_.has("grad/" + name)) continue;
       group_.all_reduce_sum(gradients.*field);
-      compare("grad/" + name, to_doubles(gradients.*field), file_.values("grad/" + name));
+      compare("grad/" + name, values_of(context_, gradients.*field), file_.values("grad/" + name));
     }
   }
 
@@ -107,9 +109,12 @@ class MixerCheck {
     return kept_.back();
   }
 
+  Tensor on_device(const std::string& dataset) {
+    return to_device(context_, file_.tensor(host_, DType::f64, dataset), context_.dtype);
+  }
+
   TensorView own_rows(const std::string& dataset) {
-    return keep(file_.tensor(memory_, context_.dtype, dataset))
-        .rows(layout_.begin(), layout_.begin() + layout_.tokens());
+    return keep(on_device(dataset)).rows(layout_.begin(), layout_.begin() + layout_.tokens());
   }
 
   void compare(const std::string& name,
@@ -124,11 +129,13 @@ class MixerCheck {
                                 << " of " << group_.size() << ": " << d.describe();
   }
 
-  void check_rows(const std::string& name, const ConstTensorView& got) const {
+  void check_rows(const std::string& name, const ConstTensorView& got) {
     const std::vector<double>& all = file_.values(name);
     const std::int64_t width = file_.shape(name).size() / layout_.row_tokens();
     const auto first = all.begin() + layout_.begin() * width;
-    compare(name, to_doubles(got), std::vector<double>(first, first + layout_.tokens() * width));
+    compare(name,
+            values_of(context_, got),
+            std::vector<double>(first, first + layout_.tokens() * width));
   }
 
   // The state that leaves the last rank; C and n at the scale exp(m).
@@ -138,10 +145,10 @@ class MixerCheck {
     const std::int64_t states = kept.feature_k.shape()[1];
     const std::int64_t dim = config.head_dim;
     const MlstmState state{
-        keep(memory_.empty(Region::activations, context_.dtype, {states, dim, dim})),
-        keep(memory_.empty(Region::activations, context_.dtype, {states, dim})),
-        keep(memory_.empty(Region::activations, context_.dtype, {states}))};
-    const Tensor h = memory_.empty(Region::activations, context_.dtype, kept.far.shape());
+        keep(context_.memory.empty(Region::activations, context_.sum_type(), {states, dim, dim})),
+        keep(context_.memory.empty(Region::activations, context_.sum_type(), {states, dim})),
+        keep(context_.memory.empty(Region::activations, context_.sum_type(), {states}))};
+    const Tensor h = context_.memory.empty(Region::activations, context_.dtype, kept.far.shape());
     const std::int64_t halo = kept.v.shape()[0] - layout_.tokens();
     MlstmInputs inputs{.q = kept.feature_q,
                        .k = kept.feature_k,
@@ -150,20 +157,18 @@ class MixerCheck {
                        .f_gate = kept.f_gate,
                        .starts = layout_.starts()};
     if (incoming) inputs.initial = incoming.view();
-    run(stream_, MlstmForward{.h = h, .final = state, .inputs = inputs});
+    run(context_.stream, MlstmForward{.h = h, .final = state, .inputs = inputs});
     if (group_.rank() + 1 != group_.size()) return;
-    compare("out/state_C", to_doubles(state.c), file_.values("out/state_C"));
-    compare("out/state_n", to_doubles(state.n), file_.values("out/state_n"));
-    compare("out/state_m", to_doubles(state.m), file_.values("out/state_m"));
+    compare("out/state_C", values_of(context_, state.c), file_.values("out/state_C"));
+    compare("out/state_n", values_of(context_, state.n), file_.values("out/state_n"));
+    compare("out/state_m", values_of(context_, state.m), file_.values("out/state_m"));
   }
 
   std::filesystem::path path_;
   GoldenFile file_;
   GoldenTolerance tolerance_;
   Communicator& group_;
-  CpuStream cpu_;
-  Stream stream_{&cpu_};
-  Memory memory_;
+  Memory host_;
   Context context_;
   RowLayout layout_;
   std::vector<Tensor> kept_;
@@ -171,8 +176,16 @@ class MixerCheck {
 
 }  // namespace
 
+void check_golden_mixer(const std::filesystem::path& path,
+                        DType dtype,
+                        Communicator& group,
+                        Backend& backend) {
+  MixerCheck(path, dtype, group, backend).run_all();
+}
+
 void check_golden_mixer(const std::filesystem::path& path, DType dtype, Communicator& group) {
-  MixerCheck(path, dtype, group).run_all();
+  const std::unique_ptr<Backend> cpu = make_cpu_backend(0);
+  check_golden_mixer(path, dtype, group, *cpu);
 }
 
 }  // namespace bifocal::test

@@ -5,6 +5,7 @@
 #include "distill/logit_stage.h"
 #include "ops/elementwise.h"
 #include "support/compare.h"
+#include "support/device_values.h"
 #include "support/golden.h"
 #include "support/golden_checks.h"
 #include "train/optimizer.h"
@@ -52,13 +53,14 @@ class ModelCheck {
  public:
   ModelCheck(const std::filesystem::path& path,
              const GoldenModelRun& run,
-             std::unique_ptr<Communicator> world)
+             std::unique_ptr<Communicator> world,
+             Backend& backend)
       : path_(path),
         file_(path),
         run_(run),
         tolerance_(golden_tolerance(run.dtype, path)),
         mesh_(std::move(world), {.data = 1, .sequence = 0}),
-        context_{stream_, memory_, run.dtype},
+        context_{backend.stream(), backend.memory(), run.dtype},
         config_(golden_model(file_)),
         teacher_table_(as_teacher(config_)),
         student_table_(config_),
@@ -95,9 +97,10 @@ class ModelCheck {
   void load(Weights& weights, const std::string& group) {
     weights.fill(
         [&](const Parameter& parameter, std::int64_t first, const TensorView& destination) {
-          const Tensor whole = file_.tensor(memory_, run_.dtype, group + "/" + parameter.name);
+          CpuStream cpu;
+          const Tensor whole = file_.tensor(host_, run_.dtype, group + "/" + parameter.name);
           const ConstTensorView flat = whole.reshape({whole.size()});
-          run(stream_, Cast{.y = destination, .x = flat.rows(first, first + destination.size())});
+          run(cpu, Cast{.y = destination, .x = flat.rows(first, first + destination.size())});
         });
     weights.share();
   }
@@ -120,13 +123,13 @@ class ModelCheck {
   void check_logits(const std::string& name, Decoder& decoder) {
     RowShard shard = make_row_shard(context_, row_, mesh_.sequence());
     const Tensor hidden = decoder.forward(shard.layout, shard.ids);
-    const Tensor logits =
-        memory_.empty(Region::loss, run_.dtype, {shard.layout.tokens(), config_.vocabulary});
+    const Tensor logits = context_.memory.empty(
+        Region::loss, sum_type(run_.dtype), {shard.layout.tokens(), config_.vocabulary});
     Head(context_, config_, decoder.weights()).logits(hidden, logits);
     const std::vector<double>& all = file_.values(name);
     const auto first = all.begin() + shard.layout.begin() * config_.vocabulary;
     const Difference d =
-        difference(to_doubles(logits), std::vector<double>(first, first + logits.size()));
+        difference(values_of(context_, logits), std::vector<double>(first, first + logits.size()));
     EXPECT_LE(d.largest, tolerance_.output * d.scale)
         << path_.filename() << " " << name << ": " << d.describe();
   }
@@ -136,7 +139,7 @@ class ModelCheck {
     const double floor = 0.01 * file_.largest(group);
     for (std::size_t unit = 0; unit < student_table_.units().size(); ++unit) {
       const TensorView part = gradients_.part(static_cast<std::int64_t>(unit));
-      const std::vector<double> got = to_doubles(part);
+      const std::vector<double> got = values_of(context_, part);
       const std::int64_t begin = part.size() * mesh_.world().rank();
       for (const ParameterPiece& piece :
            pieces_in(student_table_, static_cast<std::int64_t>(unit), begin, begin + part.size())) {
@@ -207,6 +210,7 @@ class ModelCheck {
                             .clip_scope = stage.clip_scope(),
                             .clip = file_.number("steps.clip_norm"),
                             .unit_factors = result.unit_factors,
+                            .unit_squares = result.unit_squares,
                             .number = step + 1},
                            gradients_));
     }
@@ -228,7 +232,7 @@ class ModelCheck {
   void check_parameters(double bound) {
     for (std::size_t unit = 0; unit < student_table_.units().size(); ++unit) {
       const auto index = static_cast<std::int64_t>(unit);
-      const std::vector<double> whole = to_doubles(student_weights_.acquire(index));
+      const std::vector<double> whole = values_of(context_, student_weights_.acquire(index));
       student_weights_.release(index);
       const Unit& range = student_table_.units()[unit];
       for (std::int64_t p = range.begin; p < range.end; ++p) {
@@ -246,9 +250,7 @@ class ModelCheck {
   GoldenModelRun run_;
   GoldenTolerance tolerance_;
   Mesh mesh_;
-  CpuStream cpu_;
-  Stream stream_{&cpu_};
-  Memory memory_;
+  Memory host_;
   Context context_;
   ModelConfig config_;
   ParameterTable teacher_table_;
@@ -265,8 +267,16 @@ class ModelCheck {
 
 void check_golden_model(const std::filesystem::path& path,
                         const GoldenModelRun& run,
+                        std::unique_ptr<Communicator> world,
+                        Backend& backend) {
+  ModelCheck(path, run, std::move(world), backend).run_all();
+}
+
+void check_golden_model(const std::filesystem::path& path,
+                        const GoldenModelRun& run,
                         std::unique_ptr<Communicator> world) {
-  ModelCheck(path, run, std::move(world)).run_all();
+  const std::unique_ptr<Backend> cpu = make_cpu_backend(0);
+  check_golden_model(path, run, std::move(world), *cpu);
 }
 
 }  // namespace bifocal::test

@@ -177,6 +177,16 @@ NamedValues whole_gradients(const ParameterTable& table,
   return values;
 }
 
+std::vector<double> sums_of_squares(const Gradients& gradients,
+                                    std::int64_t units,
+                                    Communicator& group) {
+  std::vector<double> sums(static_cast<std::size_t>(units), 0.0);
+  const TensorView view{sums.data(), DType::f64, {units}};
+  gradients.add_sums_of_squares(view);
+  group.all_reduce_sum(view);
+  return sums;
+}
+
 double largest(const NamedValues& values) {
   double result = 0.0;
   for (const auto& [name, whole] : values) {

@@ -89,6 +89,11 @@ NamedValues whole_gradients(const ParameterTable& table,
                             Communicator& group,
                             const std::vector<double>& unit_factors);
 
+// Sum of squares of every unit's gradient. Collective over `group`, the gradients' own.
+std::vector<double> sums_of_squares(const Gradients& gradients,
+                                    std::int64_t units,
+                                    Communicator& group);
+
 // The largest absolute value.
 double largest(const NamedValues& values);
 

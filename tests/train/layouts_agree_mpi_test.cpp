@@ -25,7 +25,7 @@ struct Scenario {
   DType dtype = DType::f64;
   TeacherPlacement placement = TeacherPlacement::look_ahead;
   Weights::Placement weights = Weights::Placement::replicated;
-  Recompute recompute = Recompute::none;
+  RecomputePlan recompute = Recompute::none;
   LogitLossOptions loss{.chunk = 7};
   std::int64_t row_tokens = 53;
   std::int64_t rows_per_step = 4;
@@ -113,6 +113,7 @@ Outcome train(const Scenario& scenario,
                           .clip_scope = stage->clip_scope(),
                           .clip = 1.0,
                           .unit_factors = result.unit_factors,
+                          .unit_squares = result.unit_squares,
                           .number = step + 1},
                          gradients));
   }
@@ -161,11 +162,13 @@ std::int64_t rows_per_step() {
 // Half of the work with sharded weights and recomputation, so that each student meets both.
 Scenario scenario_of(Kind kind, const ModelConfig& teacher, std::size_t student) {
   const bool odd = student % 2 == 1;
+  const RecomputePlan some = student % 4 == 1 ? RecomputePlan(Recompute::block, 1)
+                                              : RecomputePlan(Recompute::mlp, 2);
   return {.kind = kind,
           .teacher = teacher,
           .mixers = tiny_students(teacher)[student].mixers,
           .weights = odd ? Weights::Placement::sharded : Weights::Placement::replicated,
-          .recompute = odd ? Recompute::block : Recompute::none,
+          .recompute = odd ? some : Recompute::none,
           .rows_per_step = rows_per_step()};
 }
 
@@ -333,9 +336,11 @@ TEST(LayoutsAgree, TwoRunsGiveTheSameBitsAlsoWithRecomputationAndShardedWeights)
       scenario.dtype = DType::f32;
       const Outcome first = train(scenario, test_world().split(0), counts);
       expect_same_outcome(train(scenario, test_world().split(0), counts), first);
-      scenario.recompute = Recompute::block;
       scenario.weights = Weights::Placement::sharded;
-      expect_same_outcome(train(scenario, test_world().split(0), counts), first);
+      for (const Recompute level : {Recompute::light, Recompute::block}) {
+        scenario.recompute = level;
+        expect_same_outcome(train(scenario, test_world().split(0), counts), first);
+      }
     }
   }
 }

@@ -70,7 +70,8 @@ class AccountRun {
                                 .mesh = {mesh_.data_count(), mesh_.sequence_count()},
                                 .node_ranks = mesh_.node().size(),
                                 .work = case_.placement,
-                                .teacher_storage = case_.teacher_storage};
+                                .teacher_storage = case_.teacher_storage,
+                                .recompute = recompute()};
     const PeakBytes forecast = forecast_memory(inputs, case_.stage, mesh_.sequence_index());
     for (const Region region : {Region::weights,
                                 Region::teacher_weights,
@@ -85,6 +86,12 @@ class AccountRun {
   }
 
  private:
+  RecomputePlan recompute() const {
+    const RunConfig::Memory& memory = case_.config.memory;
+    return {memory.recompute == "auto" ? Recompute::none : recompute_named(memory.recompute),
+            memory.kept_layers};
+  }
+
   bool has_teacher() const { return case_.stage != StageKind::pretrain; }
 
   void compare(std::string_view what, std::int64_t forecast, std::size_t account) const {
@@ -144,10 +151,8 @@ class AccountRun {
     }
     const LogitLossOptions options{.ce_share = has_teacher() ? 0.0 : 1.0,
                                    .chunk = case_.config.memory.logit_chunk};
-    const Recompute recompute =
-        case_.config.memory.recompute == "block" ? Recompute::block : Recompute::none;
     return std::make_unique<LogitStage>(
-        context_, student, teacher, mesh_, case_.placement, recompute, options, rows);
+        context_, student, teacher, mesh_, case_.placement, recompute(), options, rows);
   }
 
   void run_steps() {
@@ -170,7 +175,7 @@ class AccountRun {
     Weights weights(context_, student_table, mesh_.world(), {placement, dtype_, Region::weights});
     fill(weights);
     Decoder student(context_, case_.model, weights);
-    Optimizer optimizer(context_, weights, {});
+    Optimizer optimizer(context_, weights, case_.config.optimizer);
     Gradients gradients(context_, student_table, mesh_.world());
     const std::int64_t per_step = case_.config.data.rows_per_step;
     const StageRows rows{.row = [this](std::int64_t position) { return make_row(position); },
@@ -186,6 +191,7 @@ class AccountRun {
                         .decays = [](const Parameter& p) { return p.decays; },
                         .clip_scope = stage->clip_scope(),
                         .unit_factors = result.unit_factors,
+                        .unit_squares = result.unit_squares,
                         .number = step + 1},
                        gradients);
     }

@@ -36,7 +36,7 @@ TEST(MemoryAccount, ADepthOfDifferentLayersIsForetold) {
     account.config.align_extra.trainable = trainable;
     check(account);
   }
-  for (const char* recompute : {"none", "block"}) {
+  for (const char* recompute : {"none", "light", "mlp", "mixer", "block"}) {
     AccountCase account =
         one_rank(std::string("mixed layers, recompute ") + recompute, StageKind::distill);
     account.model.mixers = mixed_layers();
@@ -46,7 +46,7 @@ TEST(MemoryAccount, ADepthOfDifferentLayersIsForetold) {
 }
 
 TEST(MemoryAccount, ShardedWeightsAreForetold) {
-  for (const char* recompute : {"none", "block"}) {
+  for (const char* recompute : {"none", "light", "mlp", "mixer", "block"}) {
     AccountCase account =
         one_rank(std::string("sharded, recompute ") + recompute, StageKind::distill);
     account.model.mixers = make_mixers("bifocal", 80, {}, account.model);

@@ -58,6 +58,29 @@ class OptimizerTest : public testing::Test {
             .number = 1};
   }
 
+  // One step over the gradients as they stand.
+  double update(Optimizer& optimizer, Optimizer::Step step) {
+    gradients_.zero_untrained(step.trains);
+    step.unit_squares = sums_of_squares(gradients_, units(), *self_);
+    return optimizer.update(step, gradients_);
+  }
+
+  double update(const Optimizer::Step& step) { return update(optimizer_, step); }
+
+  // Every tensor of a checkpoint whose name begins with "optimizer.".
+  NamedValues moments() const {
+    NamedValues values;
+    optimizer_.save([&](const std::vector<ShardedTensor>& tensors) {
+      EXPECT_EQ(tensors.size(), 3 * model_.table().parameters().size());
+      for (const ShardedTensor& tensor : tensors) {
+        if (tensor.name.starts_with("optimizer.")) {
+          values[tensor.name] = to_doubles(tensor.data);
+        }
+      }
+    });
+    return values;
+  }
+
   // Largest and smallest move of a unit's parameters, as the gradient that made it.
   void expect_moves(const NamedValues& before, std::int64_t unit, double gradient) {
     const NamedValues after = whole_weights(model_.weights());
@@ -92,7 +115,7 @@ TEST_F(OptimizerTest, WithoutClippingTheGradientStands) {
   for (std::int64_t unit = 0; unit < units(); ++unit) {
     size += unit_size(unit);
   }
-  EXPECT_NEAR(optimizer_.update(step(), gradients_), std::sqrt(size), 1e-9);
+  EXPECT_NEAR(update(step()), std::sqrt(size), 1e-9);
   for (std::int64_t unit = 0; unit < units(); ++unit) {
     expect_moves(before, unit, 1.0);
   }
@@ -108,7 +131,7 @@ TEST_F(OptimizerTest, OneNormClipsAllParametersTogether) {
     const double factor = clipped.unit_factors[static_cast<std::size_t>(unit)];
     squares += unit_size(unit) * factor * factor;
   }
-  EXPECT_NEAR(optimizer_.update(clipped, gradients_), std::sqrt(squares), 1e-9);
+  EXPECT_NEAR(update(clipped), std::sqrt(squares), 1e-9);
   const double factor = 2.0 / (std::sqrt(squares) + 1e-6);
   for (std::int64_t unit = 0; unit < units(); ++unit) {
     expect_moves(before, unit, factor * (unit + 1 == units() ? 3.0 : 1.0));
@@ -122,7 +145,7 @@ TEST_F(OptimizerTest, EachUnitIsClippedByItsOwnNorm) {
   clipped.clip_scope = ClipScope::each_unit;
   // One unit is below the limit and keeps its gradient.
   clipped.unit_factors[1] = 0.5 / std::sqrt(unit_size(1));
-  optimizer_.update(clipped, gradients_);
+  update(clipped);
   expect_moves(before, 1, clipped.unit_factors[1]);
   for (std::int64_t unit = 2; unit < units(); ++unit) {
     expect_moves(before, unit, 1.0 / (std::sqrt(unit_size(unit)) + 1e-6));
@@ -134,7 +157,7 @@ TEST_F(OptimizerTest, SmallGradientsAreNotScaledUp) {
   set_gradients(1e-3);
   Optimizer::Step clipped = step();
   clipped.clip = 100.0;
-  optimizer_.update(clipped, gradients_);
+  update(clipped);
   expect_moves(before, 0, 1e-3);
 }
 
@@ -151,7 +174,7 @@ TEST_F(OptimizerTest, FrozenParametersKeepTheirBitsAndDoNotCount) {
   const Parameter& frozen = model_.table().at("model.layers.1.self_attn.q_proj.weight");
   gradients_.part(frozen.unit).as<double>()[frozen.offset + 3] =
       std::numeric_limits<double>::quiet_NaN();
-  EXPECT_NEAR(optimizer_.update(part, gradients_), std::sqrt(size), 1e-9);
+  EXPECT_NEAR(update(part), std::sqrt(size), 1e-9);
   const NamedValues after = whole_weights(model_.weights());
   for (const Parameter& p : model_.table().parameters()) {
     if (p.is_new()) {
@@ -169,7 +192,7 @@ TEST_F(OptimizerTest, DecayAndRateAreThoseOfTheParameter) {
   Optimizer::Step mixed = step();
   mixed.decays = [](const Parameter& p) { return p.decays; };
   mixed.rate = [](const Parameter& p) { return p.is_new() ? 0.0 : kRate; };
-  decaying.update(mixed, gradients_);
+  update(decaying, mixed);
   const NamedValues after = whole_weights(model_.weights());
   for (const Parameter& p : model_.table().parameters()) {
     for (std::size_t i = 0; i < after.at(p.name).size(); ++i) {
@@ -185,33 +208,17 @@ TEST_F(OptimizerTest, ABrokenGradientThrowsAndChangesNothing) {
     const NamedValues before = whole_weights(model_.weights());
     set_gradients(1.0);
     gradients_.part(units() - 1).as<double>()[0] = broken;
-    EXPECT_THROW(optimizer_.update(step(), gradients_), Error);
+    EXPECT_THROW(update(step()), Error);
     EXPECT_EQ(whole_weights(model_.weights()), before);
-    for (const ShardedTensor& tensor : optimizer_.checkpoint_tensors()) {
-      if (!tensor.name.starts_with("optimizer.")) {
-        continue;
-      }
-      for (const double moment : to_doubles(tensor.data)) {
-        ASSERT_EQ(moment, 0.0);
-      }
-    }
+    EXPECT_EQ(largest(moments()), 0.0);
   }
 }
 
 TEST_F(OptimizerTest, ResetForgetsTheMoments) {
-  optimizer_.update(step(), gradients_);
+  update(step());
+  EXPECT_GT(largest(moments()), 0.0);
   optimizer_.reset();
-  std::size_t tensors = 0;
-  for (const ShardedTensor& tensor : optimizer_.checkpoint_tensors()) {
-    ++tensors;
-    if (!tensor.name.starts_with("optimizer.")) {
-      continue;
-    }
-    for (const double moment : to_doubles(tensor.data)) {
-      ASSERT_EQ(moment, 0.0);
-    }
-  }
-  EXPECT_EQ(tensors, 3 * model_.table().parameters().size());
+  EXPECT_EQ(largest(moments()), 0.0);
 }
 
 }  // namespace
