@@ -3,7 +3,7 @@
 // weight is read once for all of them.
 #include "kernels/cuda_stream.h"
 #include "kernels/launch.cuh"
-#include "kernels/mma.cuh"
+#include "kernels/tensor_core.cuh"
 #include "kernels/warp.cuh"
 #include "ops/decode_linear.h"
 

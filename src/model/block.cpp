@@ -2,6 +2,7 @@
 #include "model/block.h"
 
 #include "ops/elementwise.h"
+#include "ops/fused_norm.h"
 #include "ops/linear.h"
 #include "ops/rms_norm.h"
 #include "ops/swiglu.h"
@@ -32,8 +33,15 @@ void Block::fill_middle(const LayerWeights& w, BlockKept& kept) {
   const ConstTensorView heads = kept.mixer.heads();
   const Shape flat{heads.shape[0], config_.attention_width()};
   kept.middle = activation(kept.input.shape());
+  kept.middle_normed = activation(kept.input.shape());
   run(context_.stream, LinearForward{.y = kept.middle, .x = heads.reshape(flat), .weight = w.o});
-  run(context_.stream, Add{.y = kept.middle, .a = kept.middle, .b = kept.input});
+  run(context_.stream,
+      AddRmsNorm{.y = kept.middle,
+                 .z = kept.middle_normed,
+                 .a = kept.middle,
+                 .b = kept.input,
+                 .weight = w.post_norm,
+                 .eps = config_.norm_eps});
 }
 
 void Block::fill_mlp(const LayerWeights& w, BlockKept& kept) {

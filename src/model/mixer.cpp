@@ -4,8 +4,8 @@
 #include "ops/bifocal_gate.h"
 #include "ops/elementwise.h"
 #include "ops/feature_map.h"
+#include "ops/fused_norm.h"
 #include "ops/linear.h"
-#include "ops/rms_norm.h"
 #include "ops/rope.h"
 #include "ops/transfer.h"
 
@@ -61,23 +61,25 @@ void Mixer::project(const MixerInputs& in, std::int64_t halo, MixerKept& kept) {
 // q and k from their projections: head norms, where there are any, and rope.
 void Mixer::rotate(const MixerInputs& in, std::int64_t halo, MixerKept& kept) {
   const std::int64_t tokens = in.layout.tokens();
-  const std::int64_t dim = config_.head_dim;
   const LayerWeights& w = in.weights;
   const TensorView k_own = kept.k.rows(halo, halo + tokens);
   Stream& stream = context_.stream;
   if (config_.qk_norm) {
-    const Shape q_rows{tokens * config_.heads, dim};
-    const Shape k_rows{tokens * config_.kv_heads, dim};
     run(stream,
-        RmsNormForward{.y = kept.q.reshape(q_rows),
-                       .x = kept.q_projected.reshape(q_rows),
-                       .weight = w.q_norm,
-                       .eps = config_.norm_eps});
+        NormRope{.y = kept.q,
+                 .x = kept.q_projected,
+                 .weight = w.q_norm,
+                 .cos = in.rope.cos,
+                 .sin = in.rope.sin,
+                 .eps = config_.norm_eps});
     run(stream,
-        RmsNormForward{.y = k_own.reshape(k_rows),
-                       .x = kept.k_projected.reshape(k_rows),
-                       .weight = w.k_norm,
-                       .eps = config_.norm_eps});
+        NormRope{.y = k_own,
+                 .x = kept.k_projected,
+                 .weight = w.k_norm,
+                 .cos = in.rope.cos,
+                 .sin = in.rope.sin,
+                 .eps = config_.norm_eps});
+    return;
   }
   run(stream, RopeRotate{.x = kept.q, .cos = in.rope.cos, .sin = in.rope.sin});
   run(stream, RopeRotate{.x = k_own, .cos = in.rope.cos, .sin = in.rope.sin});
