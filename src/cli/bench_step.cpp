@@ -42,13 +42,10 @@ constexpr const char* kParts[] = {"rows",
 
 class StepBench {
  public:
-  StepBench(const RunConfig& config,
-            const StepOptions& options,
-            const MpiSession& mpi,
-            Session& session)
+  StepBench(const RunConfig& config, const StepOptions& options, Session& session)
       : config_(config),
         options_(options),
-        mesh_(mpi.world(), {.data = config.mesh.data, .sequence = config.mesh.sequence}),
+        mesh_(session.take_world(), {.data = config.mesh.data, .sequence = config.mesh.sequence}),
         timeline_(session.context().stream),
         context_(session.context()),
         teacher_config_(bench_model(options.model)),
@@ -112,15 +109,14 @@ std::unique_ptr<Stage> StepBench::make_stage(StageKind kind) {
   const LogitLossOptions loss{.temperature = config_.distill_extra.temperature,
                               .ce_share = config_.distill_extra.ce_weight,
                               .chunk = config_.memory.logit_chunk};
-  return std::make_unique<LogitStage>(
-      context_,
-      student_->decoder(),
-      &teacher_->decoder(),
-      mesh_,
-      placement_,
-      config_.memory.recompute == "block" ? Recompute::block : Recompute::none,
-      loss,
-      std::move(rows));
+  return std::make_unique<LogitStage>(context_,
+                                      student_->decoder(),
+                                      &teacher_->decoder(),
+                                      mesh_,
+                                      placement_,
+                                      recompute_,
+                                      loss,
+                                      std::move(rows));
 }
 
 // As Trainer::run_stage does it.
