@@ -104,10 +104,10 @@ double token_bytes(const ModelConfig& model, DType type, std::int64_t context, s
 
 void bench_decode(const RunConfig& config, const DecodeOptions& options) {
   BenchReport report(options.settings, "bench decode", true);
-  Session session(config);
+  Session session(config, make_self_communicator());
+  const std::unique_ptr<Communicator> self = session.take_world();
   const Context context = session.context();
   const ModelConfig teacher = bench_model(options.model);
-  const std::unique_ptr<Communicator> self = make_self_communicator();
   std::map<std::pair<std::string, std::int64_t>, double> prompt_seconds;
   for (const std::string& name : options.students) {
     ModelConfig model = teacher;

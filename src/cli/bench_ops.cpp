@@ -1,6 +1,5 @@
 // `bifocal bench ops`: single ops at a model's sizes, one layer of one row.
 #include <algorithm>
-#include <cstring>
 #include <memory>
 
 #include <CLI/CLI.hpp>
@@ -11,6 +10,8 @@
 #include "cli/config_options.h"
 #include "cli/session.h"
 #include "core/random.h"
+#include "ops/fill.h"
+#include "ops/transfer.h"
 #include "plan/parameter_table.h"
 #include "plan/step_flop.h"
 
@@ -64,11 +65,16 @@ class OpsBench {
   // ---- tensors ----
   DType type() const { return context_.dtype; }
 
-  // Of sums beside bf16 tensors.
-  DType sum_type() const { return type() == DType::bf16 ? DType::f32 : type(); }
+  DType sum_type() const { return context_.sum_type(); }
 
   Tensor empty(DType dtype, const Shape& shape) {
     return context_.memory.empty(Region::activations, dtype, shape);
+  }
+
+  Tensor zeros(Region region, DType dtype, const Shape& shape) {
+    Tensor x = context_.memory.empty(region, dtype, shape);
+    run(context_.stream, Zero{.x = x});
+    return x;
   }
 
   Tensor random(const Shape& shape, double deviation = 1.0) {
@@ -82,7 +88,7 @@ class OpsBench {
   template <class T>
   Tensor from(const std::vector<T>& values) {
     Tensor x = empty(kDTypeOf<T>, {static_cast<std::int64_t>(values.size())});
-    std::memcpy(x.view().data, values.data(), x.view().bytes());
+    run(context_.stream, Upload{.y = x, .x = {values.data(), kDTypeOf<T>, x.shape()}});
     return x;
   }
 
@@ -116,14 +122,18 @@ class OpsBench {
 
 Tensor OpsBench::random_of(DType dtype, const Shape& shape, double deviation, double mean) {
   Tensor x = empty(dtype, shape);
-  const std::uint64_t stream = next_stream_++;
-  dispatch_real("bench", dtype, [&]<class T>(T) {
-    T* values = x.as<T>();
-    for (std::int64_t i = 0; i < x.size(); ++i) {
-      const double normal = random_normal(1, stream, static_cast<std::uint64_t>(i));
-      values[i] = static_cast<T>(mean + deviation * normal);
+  if (mean != 0.0) {  // small tensors alone
+    const std::uint64_t stream = next_stream_++;
+    std::vector<float> values(static_cast<std::size_t>(x.size()));
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      values[i] = static_cast<float>(mean + deviation * random_normal(1, stream, i));
     }
-  });
+    const Tensor single = from(values);
+    run(context_.stream, Cast{.y = x, .x = single.reshape(shape)});
+    return x;
+  }
+  run(context_.stream,
+      FillNormal{.x = x, .seed = 1, .stream = next_stream_++, .deviation = deviation});
   return x;
 }
 
@@ -195,7 +205,7 @@ void OpsBench::layer_products() {
     }
     const Tensor d_y = random(y.shape());
     const Tensor d_x = empty(type(), x.shape());
-    const Tensor d_weight = context_.memory.zeros(Region::gradients, sum_type(), weight.shape());
+    const Tensor d_weight = zeros(Region::gradients, sum_type(), weight.shape());
     const LinearBackwardInput input{.d_x = d_x, .d_y = d_y, .weight = weight};
     const LinearBackwardWeight weights{.d_weight = d_weight, .d_y = d_y, .x = x};
     time(name + "_backward", {cost(input), cost(weights)}, [&] {
@@ -235,7 +245,7 @@ void OpsBench::attention() {
   const Tensor d_q = empty(type(), q.shape());
   const Tensor d_k = empty(type(), k.shape());
   const Tensor d_v = empty(type(), k.shape());
-  const Tensor d_sink = context_.memory.zeros(Region::gradients, sum_type(), sink.shape());
+  const Tensor d_sink = zeros(Region::gradients, sum_type(), sink.shape());
   const SlidingAttentionBackward backward{.d_q = d_q,
                                           .d_k = d_k,
                                           .d_v = d_v,
@@ -316,8 +326,8 @@ void OpsBench::features() {
                      random(square, 0.1),
                      empty(type(), shape),
                      random(shape),
-                     context_.memory.zeros(Region::activations, type(), shape),
-                     context_.memory.zeros(Region::gradients, sum_type(), square)});
+                     zeros(Region::activations, type(), shape),
+                     zeros(Region::gradients, sum_type(), square)});
   }
   const auto forward = [](const Side& s) {
     return FeatureMapForward{.y = s.y, .x = s.x, .weight = s.weight};
@@ -352,7 +362,7 @@ void OpsBench::kl_head() {
   const Tensor weight = random(matrix, 0.02);
   const Tensor teacher_weight = random(matrix, 0.02);
   const Tensor d_hidden = empty(type(), row);
-  const Tensor d_weight = context_.memory.zeros(Region::gradients, sum_type(), matrix);
+  const Tensor d_weight = zeros(Region::gradients, sum_type(), matrix);
   const Shape square{chunk, model_.vocabulary};
   const Tensor logits = context_.memory.empty(Region::loss, sum_type(), square);
   const Tensor teacher_logits = context_.memory.empty(Region::loss, sum_type(), square);
@@ -405,14 +415,16 @@ void OpsBench::adamw() {
   const Shape all{ParameterTable(student).total()};
   const Tensor parameter = random_of(sum_type(), all, 0.02);
   const Tensor gradient = random_of(sum_type(), all, 1e-3);
-  const Tensor first = context_.memory.zeros(Region::optimizer, sum_type(), all);
-  const Tensor second = context_.memory.zeros(Region::optimizer, sum_type(), all);
-  const Tensor sum = context_.memory.zeros(Region::optimizer, DType::f64, {1});
+  const Tensor first = zeros(Region::optimizer, sum_type(), all);
+  const Tensor second = zeros(Region::optimizer, sum_type(), all);
+  const Tensor sum = zeros(Region::optimizer, DType::f64, {1});
+  const Tensor copy = type() == sum_type() ? Tensor() : empty(type(), all);
   const SumOfSquares norm{.sum = sum, .x = gradient};
   const AdamW update{.parameter = parameter,
                      .first = first,
                      .second = second,
                      .gradient = gradient,
+                     .copy = copy,
                      .rate = 1e-5,
                      .decay = 0.1};
   time("adamw", {cost(norm), cost(update)}, [&] {
@@ -430,7 +442,7 @@ void OpsBench::norms() {
   const Tensor y = empty(type(), x.shape());
   time_op("rms_norm", RmsNormForward{.y = y, .x = x, .weight = weight});
   const Tensor d_y = random(x.shape());
-  const Tensor d_weight = context_.memory.zeros(Region::gradients, sum_type(), weight.shape());
+  const Tensor d_weight = zeros(Region::gradients, sum_type(), weight.shape());
   time_op("rms_norm_backward",
           RmsNormBackward{.d_x = y,
                           .d_weight = d_weight,
@@ -498,7 +510,7 @@ void OpsBench::embedding() {
     const Tensor weight = random(table, 0.02);
     time_op("embedding", EmbeddingForward{.y = y, .ids = ids, .table = weight});
   }
-  const Tensor d_table = context_.memory.zeros(Region::gradients, sum_type(), table);
+  const Tensor d_table = zeros(Region::gradients, sum_type(), table);
   const Tensor d_y = random(y.shape());
   time_op("embedding_backward", EmbeddingBackward{.d_table = d_table, .d_y = d_y, .ids = ids});
 }
@@ -528,7 +540,7 @@ void OpsBench::run_all() {
 void bench_ops(const RunConfig& config, const OpsOptions& options) {
   BenchReport report(options.settings, "bench ops", true);
   const ModelConfig model = bench_model(options.model);
-  Session session(config);
+  Session session(config, make_self_communicator());
   report.note(fmt::format("{}: {} tokens in {} document(s), {}, window {}",
                           options.model,
                           config.data.row_tokens,

@@ -83,6 +83,7 @@ class StepBench {
   std::unique_ptr<Gradients> gradients_;
   std::unique_ptr<Optimizer> optimizer_;
   TeacherPlacement placement_ = TeacherPlacement::look_ahead;
+  RecomputePlan recompute_;
   std::map<std::string, std::vector<double>> parts_;  // seconds of each counted step
   std::vector<double> seconds_;
 };
@@ -133,6 +134,7 @@ void StepBench::run_step(Stage& stage, StageKind kind, std::int64_t step) {
        .clip_scope = stage.clip_scope(),
        .clip = schedule.clip,
        .unit_factors = result.unit_factors,
+       .unit_squares = result.unit_squares,
        .number = step + 1},
       *gradients_);
   lap(context_, "optimizer");
@@ -242,13 +244,22 @@ void StepBench::run_all() {
   config_.distill.steps = wants(StageKind::distill) ? steps() : 0;
   const StageSteps stage_steps = choose_stages(config_, student_config_, teacher_config_);
   placement_ = choose_placement(config_, counts, teacher_config_, stage_steps.align).work;
-  report_.note(fmt::format("{} to {}: rows of {} tokens in {} document(s), {} a step, {}",
-                           options_.model,
-                           config_.student.preset,
-                           format_count(config_.data.row_tokens),
-                           documents_.size(),
-                           config_.data.rows_per_step,
-                           name_of(context_.dtype)));
+  recompute_ = choose_recompute({.config = config_,
+                                 .student = student_config_,
+                                 .teacher = teacher_config_,
+                                 .teacher_storage = context_.dtype,
+                                 .ranks = mesh_.world().size(),
+                                 .ranks_per_node = mesh_.node().size()},
+                                StageKind::distill);
+  report_.note(
+      fmt::format("{} to {}: rows of {} tokens in {} document(s), {} a step, {}, recompute {}",
+                  options_.model,
+                  config_.student.preset,
+                  format_count(config_.data.row_tokens),
+                  documents_.size(),
+                  config_.data.rows_per_step,
+                  name_of(context_.dtype),
+                  name_of(recompute_.level)));
   const auto load =
       [&](const ModelConfig& model, Communicator& group, const ModelPlacement& placement) {
         const std::filesystem::path none;
@@ -312,8 +323,8 @@ void add_bench_step_command(CLI::App& bench, const CommandContext& context) {
   options->settings.add_to(*command);
   command->callback([options, config, &context] {
     const RunConfig run = config->resolve();
-    Session session(run);
-    StepBench(run, *options, context.mpi, session).run_all();
+    Session session(run, context.mpi.world());
+    StepBench(run, *options, session).run_all();
   });
 }
 

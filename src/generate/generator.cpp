@@ -43,9 +43,6 @@ Generator::Generator(Context context, Decoder& decoder, std::int64_t batch)
     : context_(context),
       decoder_(&decoder),
       weights_(context, decoder.config(), decoder.weights()),
-      frequencies_(rope_frequencies(static_cast<int>(decoder.config().head_dim),
-                                    decoder.config().rope_theta,
-                                    decoder.config().rope_scaling)),
       scratch_(context.memory) {
   BIFOCAL_REQUIRE(batch > 0, "[generate] wanted room for a sequence, got a batch of {}", batch);
   const auto numbers = [&](DType type) {
@@ -53,6 +50,11 @@ Generator::Generator(Context context, Decoder& decoder, std::int64_t batch)
     run(context_.stream, Zero{.x = tensor});
     return tensor;
   };
+  const std::vector<double> frequencies = rope_frequencies(
+      static_cast<int>(config().head_dim), config().rope_theta, config().rope_scaling);
+  frequencies_ = context.memory.empty(Region::cache, DType::f64, {config().head_dim / 2});
+  run(context_.stream,
+      Upload{.y = frequencies_, .x = {frequencies.data(), DType::f64, frequencies_.shape()}});
   for (const MixerSettings& mixer : decoder.config().mixers) {
     caches_.emplace_back(context, decoder.config(), mixer, batch);
     if (mixer.has_near() && !places_.contains(kind_of(mixer))) {
@@ -283,10 +285,8 @@ ConstTensorView Generator::read_chunk(std::int64_t slot,
   const TensorView cos = take_sums(Use::cos, angles);
   const TensorView sin = take_sums(Use::sin, angles);
   run(context_.stream,
-      RopeTable{.cos = cos,
-                .sin = sin,
-                .positions = device_positions,
-                .frequencies = {frequencies_.data(), DType::f64, {model.head_dim / 2}}});
+      RopeTable{
+          .cos = cos, .sin = sin, .positions = device_positions, .frequencies = frequencies_});
   chunk.cos = cos;
   chunk.sin = sin;
   const TensorView x = take(Use::x, {rows, model.hidden});

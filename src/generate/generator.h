@@ -129,7 +129,7 @@ class Generator {
   Context context_;
   Decoder* decoder_;
   ResidentWeights weights_;
-  std::vector<double> frequencies_;      // [head_dim / 2] of the rotary positions
+  Tensor frequencies_;                   // [head_dim / 2] f64, of the rotary positions
   std::vector<LayerCache> caches_;       // [layers]
   std::vector<std::int64_t> positions_;  // [batch]: tokens fed so far
   Scratch scratch_;

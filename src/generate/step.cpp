@@ -62,7 +62,7 @@ Generator::StepRows Generator::queue_step() {
       RopeTable{.cos = take_sums(Use::cos, angles),
                 .sin = take_sums(Use::sin, angles),
                 .positions = positions,
-                .frequencies = {frequencies_.data(), DType::f64, {model.head_dim / 2}}});
+                .frequencies = frequencies_});
   const TensorView x = take(Use::x, {rows, model.hidden});
   run(stream, DecodeEmbedding{.y = x, .ids = step.ids, .table = weights_.embedding()});
   for (std::int64_t index = 0; index < model.layers; ++index) {

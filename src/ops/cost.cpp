@@ -145,7 +145,8 @@ OpCost cost(const AlignLoss& op) {
 }
 
 OpCost cost(const AdamW& op) {
-  return {0.0, 2.0 * bytes_of({op.parameter, op.first, op.second}) + bytes_of({op.gradient})};
+  return {0.0,
+          2.0 * bytes_of({op.parameter, op.first, op.second}) + bytes_of({op.gradient, op.copy})};
 }
 
 OpCost cost(const SumOfSquares& op) {
