@@ -10,23 +10,13 @@
 #include "kernels/sliding_attention.cuh"
 #include "kernels/tensor_core.cuh"
 #include "kernels/vector.cuh"
+#include "kernels/warp.cuh"
 
 namespace bifocal {
 
 inline constexpr int kChunk = 8;  // elements of a 16-byte chunk
 inline constexpr float kLog2OfE = 1.44269504088896341F;
 inline constexpr float kLnOf2 = 0.693147180559945309F;
-
-// Over the four lanes that hold a row's columns.
-__device__ inline float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 1));
-  return fmaxf(x, __shfl_xor_sync(0xffffffffU, x, 2));
-}
-
-__device__ inline float quad_sum(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
 
 // Where a chunk of a row lies in a tile of rows of D elements: chunks trade places within eight, so
 // that the same chunk of eight rows lies in all 32 banks.

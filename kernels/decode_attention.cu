@@ -9,6 +9,7 @@
 #include "kernels/device_scratch.h"
 #include "kernels/launch.cuh"
 #include "kernels/tensor_core.cuh"
+#include "kernels/warp.cuh"
 #include "ops/decode_attention.h"
 
 namespace bifocal {
@@ -113,10 +114,7 @@ __device__ void take_keys(const DecodeArgs<T>& a,
     }
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
-#pragma unroll
-      for (int offset = kKeyLanes / 2; offset > 0; offset /= 2) {
-        sums[h] += __shfl_xor_sync(0xffffffffU, sums[h], offset);
-      }
+      sums[h] = warp_sum<kKeyLanes>(sums[h]);
       if (lane == 0) {
         memory.logits[h * kTile + slot] = slot < count ? a.scale * sums[h] : -INFINITY;
       }
@@ -130,20 +128,13 @@ __device__ void update_softmax(const DecodeMemory<N>& memory) {
   static_assert(kThreads == 32 * kHeads && kTile == 64);
   const int h = static_cast<int>(threadIdx.x / 32);
   float* logits = memory.logits + h * kTile + threadIdx.x % 32;
-  float largest = fmaxf(logits[0], logits[32]);
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, offset));
-  }
+  float largest = warp_max(fmaxf(logits[0], logits[32]));
   const float before = memory.largest[h];
   largest = fmaxf(largest, before);
   logits[0] = expf(logits[0] - largest);
   logits[32] = expf(logits[32] - largest);
   float sum = logits[0] + logits[32];
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-  }
+  sum = warp_sum(sum);
   __syncwarp();  // all lanes have read the largest of before
   if (threadIdx.x % 32 == 0) {
     const float factor = expf(before - largest);

@@ -3,7 +3,7 @@
 // weight is read once for all of them.
 #include "kernels/cuda_stream.h"
 #include "kernels/launch.cuh"
-#include "kernels/mma.cuh"
+#include "kernels/tensor_core.cuh"
 #include "kernels/warp.cuh"
 #include "ops/decode_linear.h"
 
@@ -15,7 +15,6 @@ constexpr int kWarps = kBlockThreads / kWarp;
 constexpr int kTileOutputs = 16;  // of a warp: rows of the left operand
 constexpr int kTileRows = 8;      // of x: columns of the right operand
 constexpr int kStep = 64;         // inputs that a warp takes at a time
-constexpr int kBatch = 4;         // steps whose weights a warp has in flight
 
 // A bias of either type, or none.
 struct Bias {
@@ -64,6 +63,8 @@ struct LaneRows {
   const BFloat16* x[kTiles];
   std::int64_t in;
 
+  static constexpr int kBatch = kTiles == 1 ? 4 : 3;  // steps whose weights are in flight
+
   // Steps first, first + stride, ... of the inputs, always in this order.
   __device__ void add(float (&sums)[kTiles][4], std::int64_t first, std::int64_t stride) const {
     const std::int64_t lane = threadIdx.x % 4 * 8;
@@ -96,13 +97,14 @@ struct LaneRows {
 
 // A block owns 16 outputs of up to 8 kTiles rows; its warps take every eighth step of the inputs.
 template <int kTiles, class Out>
-__global__ void __launch_bounds__(kBlockThreads, 2) decode_linear_kernel(Out* y,
-                                                                         const BFloat16* x,
-                                                                         const BFloat16* weight,
-                                                                         Bias bias,
-                                                                         std::int64_t rows,
-                                                                         std::int64_t in,
-                                                                         std::int64_t out) {
+__global__ void __launch_bounds__(kBlockThreads, kTiles == 1 ? 2 : 1)
+    decode_linear_kernel(Out* y,
+                         const BFloat16* x,
+                         const BFloat16* weight,
+                         Bias bias,
+                         std::int64_t rows,
+                         std::int64_t in,
+                         std::int64_t out) {
   constexpr int kRows = kTiles * kTileRows;
   __shared__ float partial[kWarps][kRows][kTileOutputs];
   const int warp = static_cast<int>(threadIdx.x) / kWarp;

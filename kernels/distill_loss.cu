@@ -5,7 +5,7 @@
 
 #include "kernels/cuda_stream.h"
 #include "kernels/launch.cuh"
-#include "kernels/mma.cuh"
+#include "kernels/tensor_core.cuh"
 #include "kernels/warp.cuh"
 #include "ops/distill_loss.h"
 
@@ -168,9 +168,9 @@ struct Softmax {
     float plain_part = 0.0F;
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      part += fast_exp2((x[i] - largest) * scale);
+      part += exp2_fast((x[i] - largest) * scale);
       if constexpr (kPlain) {
-        plain_part += fast_exp2((x[i] - largest) * kLog2E);
+        plain_part += exp2_fast((x[i] - largest) * kLog2E);
       }
     }
     sum += static_cast<double>(part);
@@ -178,9 +178,9 @@ struct Softmax {
   }
 
   __device__ void rescale(float to, float scale) {
-    sum *= static_cast<double>(fast_exp2((largest - to) * scale));
+    sum *= static_cast<double>(exp2_fast((largest - to) * scale));
     if constexpr (kPlain) {
-      plain_sum *= static_cast<double>(fast_exp2((largest - to) * kLog2E));
+      plain_sum *= static_cast<double>(exp2_fast((largest - to) * kLog2E));
     }
     largest = to;
   }
@@ -208,8 +208,8 @@ struct Terms {
     float result = 0.0F;
     float plain = 0.0F;
     if constexpr (kTeacher) {
-      const float q = fast_exp2(fmaf(from_largest, scale, -q_log));
-      const float p = fast_exp2(fmaf(teacher - p_largest, scale, -p_log));
+      const float q = exp2_fast(fmaf(from_largest, scale, -q_log));
+      const float p = exp2_fast(fmaf(teacher - p_largest, scale, -p_log));
       const float r = fmaf(student - teacher, beta, -log_ratio);
       float ratio = 0.00138143194F;  // (e^r - 1 - r) / r^2 near 0
       ratio = fmaf(ratio, r, 0.00836885162F);
@@ -223,7 +223,7 @@ struct Terms {
       plain = q;
     }
     if constexpr (!kTeacher || kPlain) {
-      plain = fast_exp2(fmaf(from_largest, kLog2E, -plain_log));
+      plain = exp2_fast(fmaf(from_largest, kLog2E, -plain_log));
     }
     return fmaf(ce_factor, plain, result);
   }

@@ -2,6 +2,7 @@
 // registers; a block keeps a head's weight in shared memory over several tiles of tokens.
 #include "kernels/feature_map.cuh"
 #include "kernels/mma_tile.cuh"
+#include "kernels/warp.cuh"
 
 namespace bifocal {
 namespace {
@@ -30,18 +31,17 @@ __device__ void softmax_rows(float (&z)[N][4]) {
     for (int n = 0; n < N; ++n) {
       most = fmaxf(most, fmaxf(z[n][half], z[n][half + 1]));
     }
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, 1));
-    most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, 2));
+    most = quad_max(most);
     float sum = 0.0F;
 #pragma unroll
     for (int n = 0; n < N; ++n) {
 #pragma unroll
       for (int i = half; i < half + 2; ++i) {
-        z[n][i] = fast_exp2((z[n][i] - most) * 1.44269504F);
+        z[n][i] = exp2_fast((z[n][i] - most) * 1.44269504F);
         sum += z[n][i];
       }
     }
-    const float factor = 1.0F / sum_of_row(sum);
+    const float factor = 1.0F / quad_sum(sum);
 #pragma unroll
     for (int n = 0; n < N; ++n) {
       z[n][half] *= factor;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kThreads) forward_kernel(FeatureMapArrays<BFlo
               valid,
               thread,
               kThreads);
-    finish_copies();
+    wait_copies();
     __syncthreads();
     float z[D / 8][4];
     clear(z);
@@ -100,7 +100,7 @@ __device__ void differentiate_rows(const SharedTile<D>& y, const SharedTile<D>& 
       mean += load_float(a.element[i]) * load_float(b.element[i]);
     }
   }
-  mean += __shfl_xor_sync(0xffffffffU, mean, 1);
+  mean = warp_sum<2>(mean);
 #pragma unroll 2
   for (int column = lane % 2 * 8; column < D; column += 16) {
     auto a = load_vector<8>(y.at(line, column), 0);
@@ -176,7 +176,7 @@ __global__ void __launch_bounds__(kThreads)
       }
       y.load(a.y + at, stride, kTokens, valid, thread, kThreads);
       d_y.load(a.d_y + at, stride, kTokens, valid, thread, kThreads);
-      finish_copies();
+      wait_copies();
       __syncthreads();
       differentiate_rows(y, d_y, row);
       __syncwarp();
@@ -237,12 +237,12 @@ __global__ void __launch_bounds__(kWeightColumns<D> * 2)
                valid,
                thread,
                kBlock);
-    finish_copies();
+    wait_copies();
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < kTokens; k += 16) {
       std::uint32_t operand[4];
-      load_transposed(operand, left.by_columns(k, warp_feature));
+      load_matrices_transposed(operand, left.by_columns(k, warp_feature));
       add_weighted_rows(sums, operand, right, k, 0);
     }
     __syncthreads();

@@ -3,28 +3,12 @@
 
 #include "kernels/feature_map.cuh"
 #include "kernels/plain_tile.cuh"
+#include "kernels/warp.cuh"
 
 namespace bifocal {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kRowsPerBlock = kBlockThreads / kWarp;
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(0xffffffffU, x, distance);
-  }
-  return x;
-}
-
-__device__ inline float warp_max(float x) {
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, distance));
-  }
-  return x;
-}
 
 // z[t, head] = weight_head x_t: a block for each tile of 64 tokens and 64 features of a head.
 template <class T>

@@ -62,6 +62,22 @@ void allow_shared(Kernel kernel, int bytes) {
   BIFOCAL_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
 }
 
+// Launches a kernel with `shared_bytes` of dynamic shared memory, allowed where that is needed.
+template <class... Parameters, class... Arguments>
+void launch_kernel(CudaStream& stream,
+                   dim3 grid,
+                   int threads,
+                   int shared_bytes,
+                   void (*kernel)(Parameters...),
+                   const Arguments&... arguments) {
+  constexpr int kFreeBytes = 48 * 1024;  // what a block gets without asking
+  if (shared_bytes > kFreeBytes) {
+    allow_shared(kernel, shared_bytes);
+  }
+  kernel<<<grid, threads, static_cast<std::size_t>(shared_bytes), stream.handle()>>>(arguments...);
+  BIFOCAL_CUDA(cudaGetLastError());
+}
+
 // Throws unless the tensor's type is the wanted one.
 template <class View>
 void require_type(std::string_view where, std::string_view name, const View& tensor, DType wanted) {

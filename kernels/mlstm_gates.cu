@@ -4,11 +4,11 @@
 #include <cmath>
 
 #include "kernels/mlstm_problem.cuh"
+#include "kernels/warp.cuh"
 
 namespace bifocal {
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kWarps = kBlockThreads / kWarp;
 constexpr int kTokensPerLane = kMlstmChunk / kWarp;
 constexpr double kLog2E = 1.4426950408889634;
@@ -35,15 +35,15 @@ __device__ inline Span join(const Span& left, const Span& right) {
 }
 
 __device__ inline Span shuffle_up(const Span& span, int distance) {
-  return {__shfl_up_sync(0xffffffffU, span.decay, distance),
-          __shfl_up_sync(0xffffffffU, span.m, distance),
-          __shfl_up_sync(0xffffffffU, span.starts, distance)};
+  return {__shfl_up_sync(kAllLanes, span.decay, distance),
+          __shfl_up_sync(kAllLanes, span.m, distance),
+          __shfl_up_sync(kAllLanes, span.starts, distance)};
 }
 
 __device__ inline Span shuffle_from(const Span& span, int lane) {
-  return {__shfl_sync(0xffffffffU, span.decay, lane),
-          __shfl_sync(0xffffffffU, span.m, lane),
-          __shfl_sync(0xffffffffU, span.starts, lane)};
+  return {__shfl_sync(kAllLanes, span.decay, lane),
+          __shfl_sync(kAllLanes, span.m, lane),
+          __shfl_sync(kAllLanes, span.starts, lane)};
 }
 
 // Of this lane and all before it.
@@ -114,10 +114,10 @@ __global__ void __launch_bounds__(kBlockThreads)
   int first = last_start;
 #pragma unroll
   for (int distance = 1; distance < kWarp; distance *= 2) {
-    const int left = __shfl_up_sync(0xffffffffU, first, distance);
+    const int left = __shfl_up_sync(kAllLanes, first, distance);
     first = lane >= distance ? max(first, left) : first;
   }
-  first = __shfl_up_sync(0xffffffffU, first, 1);
+  first = __shfl_up_sync(kAllLanes, first, 1);
   first = lane == 0 ? -1 : first;
 #pragma unroll
   for (int i = 0; i < kTokensPerLane; ++i) {

@@ -61,7 +61,7 @@ struct MlstmChunkScalars {
   // D_tj.
   __device__ float weight(int t, int j) const {
     const float x = (row_high[t] + column_high[j]) + (row_low[t] + column_low[j]);
-    return j <= t && j >= first[t] ? fast_exp2(x) : 0.0F;
+    return j <= t && j >= first[t] ? exp2_fast(x) : 0.0F;
   }
 
   // An infinite gate leaves no rest.

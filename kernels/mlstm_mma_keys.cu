@@ -46,10 +46,7 @@ __device__ float product_of_states(KeyShared<D>& s, const float* x, const float*
   if (thread < kColumns) {
     sum += x[D * D + first + thread] * d_x[D * D + first + thread];
   }
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    sum += __shfl_xor_sync(0xffffffffU, sum, distance);
-  }
+  sum = warp_sum(sum);
   if (thread % 32 == 0) {
     s.partial[thread / 32] = sum;
   }
@@ -148,8 +145,8 @@ __device__ inline void store_left(const MlstmBlock& block,
                                   float2 left,
                                   std::int64_t part,
                                   const Warp& warp) {
-  const float low_sum = sum_of_row(left.x);
-  const float high_sum = sum_of_row(left.y);
+  const float low_sum = quad_sum(left.x);
+  const float high_sum = quad_sum(left.y);
   float* to = block.a.logs.left + part * block.a.shape.tokens + block.begin;
   if (lane_of_warp() % 4 == 0) {
     if (warp.low < block.length) {
@@ -186,7 +183,7 @@ __device__ void leave_chunk(float (&sums)[kMlstmColumns<D> / 8][4],
   if (thread == 0) {
     a.logs.passed[part * a.shape.chunks + block.chunk] = passed;
   }
-  finish_copies();
+  wait_copies();
   __syncthreads();
   if (warp.of_keys) {
     clear(sums);
@@ -259,7 +256,7 @@ __global__ void __launch_bounds__(2 * kThreads, mlstm_blocks<D>())
       block.load_head(tiles.queries, a.q, head, 0, thread, 2 * kThreads);
       block.load_head(tiles.d_reads, a.d_h, head, 0, thread, 2 * kThreads);
       block.load_scalars(head, s.inverse, s.delta);
-      finish_copies();
+      wait_copies();
       __syncthreads();
       add_reads<D>(sums, s, tiles, warp, column);
       __syncthreads();

@@ -151,8 +151,8 @@ __device__ void read_tokens(float (&sums)[kMlstmColumns<D> / 8][4],
 
 __device__ inline void store_reads(const MlstmBlock& block, float2 read, int row) {
   const int low = row + lane_of_warp() / 4;
-  const float low_sum = sum_of_row(read.x);
-  const float high_sum = sum_of_row(read.y);
+  const float low_sum = quad_sum(read.x);
+  const float high_sum = quad_sum(read.y);
   float* to =
       block.a.logs.read +
       (static_cast<std::int64_t>(block.state) * gridDim.z + blockIdx.z) * block.a.shape.tokens +
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(kThreads) query_gradients_kernel(MlstmArrays<B
     block.load_head(tiles.queries, a.q, head, 0, thread, kThreads);
     block.load_head(tiles.d_reads, a.d_h, head, 0, thread, kThreads);
     block.load_scalars(head, s.inverse, s.delta);
-    finish_copies();
+    wait_copies();
     __syncthreads();
     float sums[kColumns / 8][4];
     clear(sums);

@@ -103,7 +103,7 @@ __device__ void read_chunk(float (&sums)[kMlstmColumns<D> / 8][4],
     add_weighted_rows(sums, weights, values, from, 0);
   }
   scale_sums(
-      sums, 1.0F / (sum_of_row(normaliser.x) + kTiny), 1.0F / (sum_of_row(normaliser.y) + kTiny));
+      sums, 1.0F / (quad_sum(normaliser.x) + kTiny), 1.0F / (quad_sum(normaliser.y) + kTiny));
 }
 
 // A block for each 128 value columns of a chunk of one state, four warps for each query head.
@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kReadThreads* kReadGroups, mlstm_blocks<D>())
     if (active) {
       block.load_head(queries, a.q, head, 0, warp.in_group, kReadThreads);
     }
-    finish_copies();
+    wait_copies();
     __syncthreads();
     if (active) {
       float sums[kColumns / 8][4];
@@ -191,7 +191,7 @@ __device__ float2 normalisers(const ReadsShared<D>& s,
     sum.x += (p[0][0] + p[0][1]) + (p[1][0] + p[1][1]);
     sum.y += (p[0][2] + p[0][3]) + (p[1][2] + p[1][3]);
   }
-  return make_float2(sum_of_row(sum.x) + kTiny, sum_of_row(sum.y) + kTiny);
+  return make_float2(quad_sum(sum.x) + kTiny, quad_sum(sum.y) + kTiny);
 }
 
 // inverse and delta of a warp's reads: d_h . h row by row, eight numbers a lane.
@@ -215,10 +215,7 @@ __device__ void store_scalars(const MlstmBlock& block,
         product += load_float(h.element[i]) * load_float(d_h.element[i]);
       }
     }
-#pragma unroll
-    for (int distance = 16; distance > 0; distance /= 2) {
-      product += __shfl_xor_sync(0xffffffffU, product, distance);
-    }
+    product = warp_sum(product);
     if (t < block.length && lane == line % 8 * 4) {  // this lane holds the row's normaliser
       const float inverse = 1.0F / (line < 8 ? normaliser.x : normaliser.y);
       const std::int64_t at = static_cast<std::int64_t>(head) * a.shape.tokens + block.begin + t;
@@ -253,7 +250,7 @@ __global__ void __launch_bounds__(kReadThreads* kReadGroups)
     if (active) {
       block.load_head(queries, a.q, head, 0, warp.in_group, kReadThreads);
     }
-    finish_copies();
+    wait_copies();
     __syncthreads();
     if (active) {
       store_scalars<D>(block, head, normalisers<D>(s, queries, keys, warp, carries), warp);

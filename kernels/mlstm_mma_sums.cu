@@ -76,11 +76,12 @@ __device__ void add_outer(float (&sums)[kMlstmColumns<D> / 8][4],
     std::uint32_t operand[4];
     std::uint32_t b0 = 0;
     std::uint32_t b1 = 0;
-    load_transposed(operand, left.by_columns(k, warp_feature));
+    load_matrices_transposed(operand, left.by_columns(k, warp_feature));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int t = k + i / 2 * 8 + lane_of_warp() % 4 * 2;
-      operand[i] = pack(s.scale[t] * low_of(operand[i]), s.scale[t + 1] * high_of(operand[i]));
+      operand[i] =
+          pack_bfloat16(s.scale[t] * low_of(operand[i]), s.scale[t + 1] * high_of(operand[i]));
     }
     add_weighted_rows(sums, operand, right, k, 0);
     s.last.operand(k, b0, b1);
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kSumsThreads<D>) sums_kernel(MlstmArrays<BFloa
       block.load_values(right, column, thread, kThreads);
     }
     load_scale<D, kReads>(s, block, head);
-    finish_copies();
+    wait_copies();
     __syncthreads();
     add_outer<D>(sums, last[0], s, left, right, thread / 32 * 16);
     __syncthreads();

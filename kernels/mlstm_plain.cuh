@@ -3,6 +3,7 @@
 
 #include "kernels/mlstm_problem.cuh"
 #include "kernels/plain_tile.cuh"
+#include "kernels/warp.cuh"
 
 namespace bifocal {
 
@@ -159,7 +160,7 @@ __device__ void weigh_keys(const MlstmPlace<T>& p, int head, MlstmWeights& out) 
     }
     sum += out.carry[t] * read;
   }
-  sum = sum_of_four(sum);
+  sum = quad_sum(sum);
   if (thread % 4 == 0) {
     out.normaliser[t] = sum + kMlstmPlainTiny;
   }

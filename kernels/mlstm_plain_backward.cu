@@ -16,7 +16,7 @@ __global__ void __launch_bounds__(kTileThreads) read_scalars_kernel(MlstmArrays<
   for (int i = static_cast<int>(threadIdx.x) % 4; i < a.shape.dim; i += 4) {
     product += p.at_head(a.h, t, head, i) * p.at_head(a.d_h, t, head, i);
   }
-  product = sum_of_four(product);
+  product = quad_sum(product);
   if (threadIdx.x % 4 == 0 && t < p.length) {
     const float inverse = 1.0F / weights.normaliser[t];
     a.inverse[p.head_scalar(t, head)] = inverse;
@@ -112,7 +112,7 @@ __device__ void differentiate_queries(const MlstmPlace<T>& p,
   }
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    const float sum = sum_across_tile(read[r]);
+    const float sum = warp_sum<16>(read[r]);
     const int t = PlainTile::row() + r;
     if (PlainTile::column() == 0 && t < p.length) {
       a.logs.read[p.head_scalar(t, head)] = sum;
@@ -221,7 +221,7 @@ __global__ void __launch_bounds__(kTileThreads)
   }
 #pragma unroll
   for (int r = 0; r < 4; ++r) {
-    const float sum = sum_across_tile(left[r]);
+    const float sum = warp_sum<16>(left[r]);
     const int j = PlainTile::row() + r;
     if (PlainTile::column() == 0 && j < p.length) {
       a.logs.left[static_cast<std::int64_t>(p.state) * a.shape.tokens + p.begin + j] = sum;

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/launch.cuh"
+#include "kernels/warp.cuh"
 #include "ops/mlstm.h"
 
 namespace bifocal {
@@ -40,10 +41,7 @@ __device__ inline Keep step_gates(float i_gate, float f_gate, float& m) {
 // The sum over the block's threads, given to each; in a fixed order. Starts with a barrier.
 __device__ inline float block_sum(float x, float* partial) {
   __syncthreads();
-#pragma unroll
-  for (int distance = 16; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(0xffffffffU, x, distance);
-  }
+  x = warp_sum(x);
   if (threadIdx.x % 32 == 0) {
     partial[threadIdx.x / 32] = x;
   }

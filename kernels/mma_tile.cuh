@@ -1,17 +1,13 @@
 // Products of tiles in shared memory on tensor cores.
 #pragma once
 
-#include "kernels/mma.cuh"
+#include "kernels/tensor_core.cuh"
+#include "kernels/warp.cuh"
 
 namespace bifocal {
 
 __device__ inline int lane_of_warp() {
   return static_cast<int>(threadIdx.x) % 32;
-}
-
-__device__ inline std::uint32_t pack(float low, float high) {
-  return static_cast<std::uint32_t>(store_as<BFloat16>(low).bits) |
-         static_cast<std::uint32_t>(store_as<BFloat16>(high).bits) << 16;
 }
 
 __device__ inline float low_of(std::uint32_t pair) {
@@ -74,8 +70,8 @@ struct SharedTile {
       const int column = item % kGroups * 4;
       const auto x = load_vector<4>(first + row * stride + column, 0);
       Vector<std::uint32_t, 2> pairs;
-      pairs.element[0] = pack(x.element[0], x.element[1]);
-      pairs.element[1] = pack(x.element[2], x.element[3]);
+      pairs.element[0] = pack_bfloat16(x.element[0], x.element[1]);
+      pairs.element[1] = pack_bfloat16(x.element[2], x.element[3]);
       store_vector<2>(reinterpret_cast<std::uint32_t*>(at(row, column)), 0, pairs);
     }
   }
@@ -113,10 +109,10 @@ __device__ void multiply_rows(float (&sums)[2][4],
 
 // 16 x 16 sums as the left operand of the next product.
 __device__ inline void pack_left(std::uint32_t (&a)[4], const float (&p)[2][4]) {
-  a[0] = pack(p[0][0], p[0][1]);
-  a[1] = pack(p[0][2], p[0][3]);
-  a[2] = pack(p[1][0], p[1][1]);
-  a[3] = pack(p[1][2], p[1][3]);
+  a[0] = pack_bfloat16(p[0][0], p[0][1]);
+  a[1] = pack_bfloat16(p[0][2], p[0][3]);
+  a[2] = pack_bfloat16(p[1][0], p[1][1]);
+  a[3] = pack_bfloat16(p[1][2], p[1][3]);
 }
 
 // sums += left [16, 16] times 16 rows of right, columns from `column`.
@@ -129,7 +125,7 @@ __device__ void add_weighted_rows(float (&sums)[N][4],
 #pragma unroll
   for (int n = 0; n < N; n += 2) {
     std::uint32_t b[4];
-    load_transposed(b, right.by_rows(row, column + n * 8));
+    load_matrices_transposed(b, right.by_rows(row, column + n * 8));
     multiply_add(sums[n], left, b[0], b[1]);
     multiply_add(sums[n + 1], left, b[2], b[3]);
   }
@@ -140,7 +136,7 @@ __device__ inline void scale_rows(std::uint32_t (&a)[4], float low_row, float hi
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float weight = i % 2 == 0 ? low_row : high_row;
-    a[i] = pack(weight * low_of(a[i]), weight * high_of(a[i]));
+    a[i] = pack_bfloat16(weight * low_of(a[i]), weight * high_of(a[i]));
   }
 }
 
@@ -195,12 +191,6 @@ __device__ void add_product_transposed(float (&sums)[N][4],
   }
 }
 
-// The sum over the four lanes that share rows.
-__device__ inline float sum_of_row(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
 // Rounds this warp's 16 x 8 N sums into rows [row, row + 16) of a tile that no other warp uses,
 // then writes them to global memory, 16 bytes a lane; rows past `valid` are left out.
 template <int N, int D>
@@ -216,9 +206,9 @@ __device__ void store_rows(const float (&sums)[N][4],
   for (int n = 0; n < N; ++n) {
     const int column = n * 8 + lane % 4 * 2;
     *reinterpret_cast<std::uint32_t*>(tile.at(row + lane / 4, column)) =
-        pack(sums[n][0], sums[n][1]);
+        pack_bfloat16(sums[n][0], sums[n][1]);
     *reinterpret_cast<std::uint32_t*>(tile.at(row + lane / 4 + 8, column)) =
-        pack(sums[n][2], sums[n][3]);
+        pack_bfloat16(sums[n][2], sums[n][3]);
   }
   __syncwarp();
   for (int item = lane; item < 16 * N; item += 32) {

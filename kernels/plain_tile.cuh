@@ -80,19 +80,4 @@ struct PlainTile {
   }
 };
 
-// The sum of x over the 16 threads that share rows of a tile, given to each of them.
-__device__ inline float sum_across_tile(float x) {
-#pragma unroll
-  for (int distance = 8; distance > 0; distance /= 2) {
-    x += __shfl_xor_sync(0xffffffffU, x, distance);
-  }
-  return x;
-}
-
-// The sum over four neighbouring threads.
-__device__ inline float sum_of_four(float x) {
-  x += __shfl_xor_sync(0xffffffffU, x, 1);
-  return x + __shfl_xor_sync(0xffffffffU, x, 2);
-}
-
 }  // namespace bifocal

@@ -197,7 +197,7 @@ bool launch_in_registers(CudaStream& stream, const NormArrays<T>& a) {
   } else if (a.groups <= 32) {
     launch_rows<T, Add, 32, 1, 4>(stream, a);
   } else if (a.groups <= 64) {
-    launch_rows<T, Add, 32, 2, 2>(stream, a);
+    launch_rows<T, Add, 32, 2, Add ? 1 : 2>(stream, a);  // 2 rows of both terms spill
   } else if (a.groups <= 4 * kWarp) {
     launch_rows<T, Add, 32, 4, 1>(stream, a);
   } else if (a.groups <= 8 * kWarp) {

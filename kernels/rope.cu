@@ -64,71 +64,49 @@ void rotate(CudaStream& stream, const RopeRotate& op) {
   }
 }
 
-constexpr int kFrequencies = 128;  // that one launch takes along as parameters
-
-struct Frequencies {
-  double of[kFrequencies];
-};
-
-// Columns [first, first + count) of the table. The angle is the CPU's; it is brought to [-pi, pi]
-// by whole turns with 2 pi in two parts, which leaves an error of about 1e-16, and needs none of
-// the local memory of the library's reduction of any angle.
+// A thread for each angle. The angle is the CPU's; it is brought to [-pi, pi] by whole turns with
+// 2 pi in two parts, which leaves an error of about 1e-16, and needs none of the local memory of
+// the library's reduction of any angle.
 __global__ void __launch_bounds__(kBlockThreads) rope_table_kernel(float* cos,
                                                                    float* sin,
                                                                    const std::int32_t* positions,
-                                                                   std::int64_t tokens,
-                                                                   std::int64_t half,
-                                                                   std::int64_t first,
-                                                                   int count,
-                                                                   Frequencies frequencies) {
+                                                                   const double* frequencies,
+                                                                   std::int64_t size,
+                                                                   std::int64_t half) {
   constexpr double kTurn = 6.283185307179586;           // 2 pi,
   constexpr double kTurnRest = 2.4492935982947064e-16;  // and what it lacks
-  const std::int64_t item = static_cast<std::int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
-  const std::int64_t token = item / count;
-  const auto column = static_cast<int>(item - token * count);
-  if (token >= tokens) {
+  const std::int64_t at = static_cast<std::int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  if (at >= size) {
     return;
   }
-  const double angle = static_cast<double>(positions[token]) * frequencies.of[column];
+  const std::int64_t token = at / half;
+  const double angle = static_cast<double>(positions[token]) * frequencies[at - token * half];
   const double turns = rint(angle * (1.0 / kTurn));
   const double rest = fma(-turns, kTurnRest, fma(-turns, kTurn, angle));
   double s = 0.0;
   double c = 0.0;
   sincospi(rest * (2.0 / kTurn), &s, &c);
-  const std::int64_t at = token * half + first + column;
   cos[at] = static_cast<float>(c);
   sin[at] = static_cast<float>(s);
 }
 
 }  // namespace
 
-// The frequencies lie on the host and are read before this returns.
 void run(CudaStream& stream, const RopeTable& op) {
   require_type("rope", "cos", op.cos, DType::f32);
   require_type("rope", "sin", op.sin, DType::f32);
-  const std::int64_t tokens = op.positions.size();
-  const std::int64_t half = op.frequencies.size();
-  if (tokens == 0) {
+  const std::int64_t size = op.cos.size();
+  if (size == 0) {
     return;
   }
-  const auto* all = op.frequencies.as<double>();
-  for (std::int64_t first = 0; first < half; first += kFrequencies) {
-    const auto count = static_cast<int>(std::min<std::int64_t>(kFrequencies, half - first));
-    Frequencies frequencies{};
-    std::copy_n(all + first, count, frequencies.of);
-    rope_table_kernel<<<grid_of(ceil_div(tokens * count, kBlockThreads)),
-                        kBlockThreads,
-                        0,
-                        stream.handle()>>>(op.cos.as<float>(),
-                                           op.sin.as<float>(),
-                                           op.positions.as<std::int32_t>(),
-                                           tokens,
-                                           half,
-                                           first,
-                                           count,
-                                           frequencies);
-    BIFOCAL_CUDA(cudaGetLastError());
-  }
+  rope_table_kernel<<<grid_of(ceil_div(size, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(
+      op.cos.as<float>(),
+      op.sin.as<float>(),
+      op.positions.as<std::int32_t>(),
+      op.frequencies.as<double>(),
+      size,
+      op.frequencies.size());
+  BIFOCAL_CUDA(cudaGetLastError());
 }
 
 void run(CudaStream& stream, const RopeRotate& op) {

@@ -41,10 +41,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-#pragma unroll
-  for (int offset = kRowLanes / 2; offset > 0; offset /= 2) {
-    sum += __shfl_xor_sync(0xffffffffU, sum, offset);
-  }
+  sum = warp_sum<kRowLanes>(sum);
   if (row < rows && lane == 0) {
     delta[row] = sum;
   }

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "kernels/cuda_stream.h"
+#include "kernels/warp.cuh"
 #include "ops/sliding_attention.h"
 
 namespace bifocal {
@@ -88,22 +89,6 @@ __device__ inline int warp_upper_bound(const std::int32_t* values, int size, int
     left = min(step - 1, left - steps * step);
   }
   return begin;
-}
-
-__device__ inline float warp_sum(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x += __shfl_xor_sync(0xffffffffU, x, offset);
-  }
-  return x;
-}
-
-__device__ inline float warp_max(float x) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    x = fmaxf(x, __shfl_xor_sync(0xffffffffU, x, offset));
-  }
-  return x;
 }
 
 template <class T>

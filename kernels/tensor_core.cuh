@@ -1,5 +1,4 @@
-// Warp-wide matrix products of bfloat16 and what feeds them, for compute capability 8.0 and later;
-// launches with dynamic shared memory.
+// Warp-wide matrix products of bfloat16 and what feeds them, for compute capability 8.0 and later.
 //
 // multiply_add is one m16n8k16 product. With g = lane / 4 and i = 2 (lane % 4), a lane holds
 //   of A [16, 16]: (g, i), (g + 8, i), (g, i + 8), (g + 8, i + 8), each with its right neighbour;
@@ -9,12 +8,9 @@
 
 #include <cstdint>
 
-#include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "core/dtype.h"
-#include "kernels/cuda_check.h"
-#include "kernels/cuda_stream.h"
+#include "kernels/vector.cuh"
 
 namespace bifocal {
 
@@ -35,26 +31,42 @@ class SharedElements {
   std::uint32_t address_;
 };
 
-// Four 8x8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 by its first
-// element: 16 aligned bytes. A lane gets elements (lane / 4, 2 (lane % 4)) and the right neighbour
-// of each.
-__device__ inline void load_matrices(std::uint32_t (&to)[4],
-                                     const SharedElements& from,
-                                     int element) {
+// Four 8x8 matrices from shared memory. Lane l names row l % 8 of matrix l / 8 by the address of
+// its first element: 16 aligned bytes. A lane gets elements (lane / 4, 2 (lane % 4)) and the right
+// neighbour of each.
+__device__ inline void load_matrices(std::uint32_t (&to)[4], std::uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from.address(element))
+               : "r"(row)
                : "memory");
 }
 
 // The same of the transposed matrices.
+__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], std::uint32_t row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(row)
+               : "memory");
+}
+
+__device__ inline void load_matrices(std::uint32_t (&to)[4], const BFloat16* row) {
+  load_matrices(to, shared_address(row));
+}
+
+__device__ inline void load_matrices_transposed(std::uint32_t (&to)[4], const BFloat16* row) {
+  load_matrices_transposed(to, shared_address(row));
+}
+
+__device__ inline void load_matrices(std::uint32_t (&to)[4],
+                                     const SharedElements& from,
+                                     int element) {
+  load_matrices(to, from.address(element));
+}
+
 __device__ inline void load_matrices_transposed(std::uint32_t (&to)[4],
                                                 const SharedElements& from,
                                                 int element) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
-               : "r"(from.address(element))
-               : "memory");
+  load_matrices_transposed(to, from.address(element));
 }
 
 // c += a b
@@ -62,8 +74,7 @@ __device__ inline void multiply_add(float (&c)[4],
                                     const std::uint32_t (&a)[4],
                                     std::uint32_t b0,
                                     std::uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
       "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -99,33 +110,10 @@ __device__ inline float exp2_fast(float x) {
   return y;
 }
 
-// Two bfloat16, `low` in the lower half.
-__device__ inline std::uint32_t pack_bfloat16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.x)) |
-         static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
-}
-
 // The block's dynamic shared memory.
 __device__ inline unsigned char* dynamic_shared() {
   extern __shared__ __align__(128) unsigned char dynamic_shared_memory[];
   return dynamic_shared_memory;
-}
-
-template <class... Parameters, class... Arguments>
-void launch_kernel(CudaStream& stream,
-                   dim3 grid,
-                   int threads,
-                   int shared_bytes,
-                   void (*kernel)(Parameters...),
-                   const Arguments&... arguments) {
-  constexpr int kFreeBytes = 48 * 1024;  // what a block gets without asking
-  if (shared_bytes > kFreeBytes) {
-    BIFOCAL_CUDA(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
-  }
-  kernel<<<grid, threads, static_cast<std::size_t>(shared_bytes), stream.handle()>>>(arguments...);
-  BIFOCAL_CUDA(cudaGetLastError());
 }
 
 }  // namespace bifocal

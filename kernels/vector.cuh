@@ -39,6 +39,13 @@ __device__ inline BFloat16 store_as<BFloat16>(float x) {
   return {__bfloat16_as_ushort(__float2bfloat16_rn(x))};
 }
 
+// Two bfloat16, `low` in the lower half.
+__device__ inline std::uint32_t pack_bfloat16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.x)) |
+         static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+}
+
 template <int N, class T>
 __device__ Vector<T, N> load_vector(const T* base, std::int64_t index) {
   return reinterpret_cast<const Vector<T, N>*>(base)[index];
@@ -72,9 +79,7 @@ struct alignas(16) Packed {
       if constexpr (kSize == 4) {
         result.word[w] = __float_as_uint(x[w]);
       } else {
-        const __nv_bfloat162 pair = __floats2bfloat162_rn(x[2 * w], x[2 * w + 1]);
-        result.word[w] = static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.x)) |
-                         static_cast<std::uint32_t>(__bfloat16_as_ushort(pair.y)) << 16;
+        result.word[w] = pack_bfloat16(x[2 * w], x[2 * w + 1]);
       }
     }
     return result;

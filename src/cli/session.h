@@ -83,7 +83,7 @@ struct ModelPlacement {
 
 // `config` with weights from a Hugging Face directory, of which each rank reads its own part alone:
 // copied tensors must be there, new ones that are not start at run.student's values. A directory
-// without weights gives random ones from run.seed. Collective.
+// without weights, or none (an empty path), gives random ones from run.seed. Collective.
 LoadedModel load_model(Context context,
                        const ModelConfig& config,
                        const std::filesystem::path& directory,

@@ -33,8 +33,8 @@ void Block::fill_middle(const LayerWeights& w, BlockKept& kept) {
   const ConstTensorView heads = kept.mixer.heads();
   const Shape flat{heads.shape[0], config_.attention_width()};
   kept.middle = activation(kept.input.shape());
-  run(context_.stream, LinearForward{.y = kept.middle, .x = heads.reshape(flat), .weight = w.o});
   kept.middle_normed = activation(kept.input.shape());
+  run(context_.stream, LinearForward{.y = kept.middle, .x = heads.reshape(flat), .weight = w.o});
   run(context_.stream,
       AddRmsNorm{.y = kept.middle,
                  .z = kept.middle_normed,

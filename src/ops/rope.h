@@ -17,7 +17,7 @@ std::vector<double> rope_frequencies(int head_dim, double theta, const RopeScali
 struct RopeTable {
   TensorView cos, sin;          // [tokens, head_dim / 2]
   ConstTensorView positions;    // [tokens] i32, position inside the document
-  ConstTensorView frequencies;  // [head_dim / 2] f64
+  ConstTensorView frequencies;  // [head_dim / 2] f64, on the device as the others
   void check() const;
 };
 

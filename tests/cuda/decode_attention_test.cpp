@@ -17,6 +17,7 @@ namespace bifocal {
 namespace {
 
 using test::DeviceTensor;
+using test::numbers_on_device;
 using test::on_device;
 using test::stored_normals;
 
@@ -56,11 +57,14 @@ struct Case {
       device_k.push_back(on_device(k.back(), device.stored, device.shift));
       device_v.push_back(on_device(v.back(), device.stored, device.shift));
     }
-    const Tensor nothing = memory.empty(Region::activations, DType::f64, shape);
-    for (std::int64_t i = 0; i < nothing.size(); ++i) {
-      nothing.as<double>()[i] = std::numeric_limits<double>::quiet_NaN();
-    }
-    out.upload(nothing);
+    poison();
+  }
+
+  // What a run does not write stays NaN.
+  void poison() const {
+    constexpr int kNanByte = 0xff;  // all bits set are NaN in either type
+    BIFOCAL_CUDA(cudaMemset(out.view().data, kNanByte, out.view().bytes()));
+    BIFOCAL_CUDA(cudaDeviceSynchronize());
   }
 
   void run_host() const {
@@ -160,22 +164,16 @@ TEST(CudaDecodeAttention, ARowDoesNotKnowTheOthersAndRepeatsItsBits) {
   const Case c(memory, slots, {rows, 8, 128}, 2, {DType::bf16, 0}, 1.0);
   c.run_device(stream, 0, rows);
   const std::vector<double> together = c.out.download(stream);
+  c.poison();
   for (std::int64_t row = 0; row < rows; ++row) {
     c.run_device(stream, row, 1);
   }
   EXPECT_EQ(c.out.download(stream), together);
   for (int repeat = 0; repeat < 100; ++repeat) {
+    c.poison();
     c.run_device(stream, 0, rows);
     ASSERT_EQ(c.out.download(stream), together) << "repeat " << repeat;
   }
-}
-
-TensorView device_ints(const DeviceTensor& memory, const std::vector<std::int32_t>& values) {
-  TensorView view = memory.view();
-  view.dtype = DType::i32;
-  BIFOCAL_CUDA(cudaMemcpy(view.data, values.data(), view.bytes(), cudaMemcpyHostToDevice));
-  BIFOCAL_CUDA(cudaDeviceSynchronize());
-  return view;
 }
 
 TEST(CudaCache, WritesAndReadsRowsTheLastOfASlotStays) {
@@ -189,14 +187,13 @@ TEST(CudaCache, WritesAndReadsRowsTheLastOfASlotStays) {
       const Tensor rows = stored_normals(memory, stored, {7, width}, 2);
       const DeviceTensor device_cache = on_device(cache, stored, shift);
       const DeviceTensor device_rows = on_device(rows, stored, shift);
-      const DeviceTensor ints(DType::f32, {7}, 0);
-      const DeviceTensor read_ints(DType::f32, {5}, 0);
+      const DeviceTensor write_ints = numbers_on_device(write_slots);
+      const DeviceTensor read_ints = numbers_on_device(read_slots);
       const DeviceTensor read(stored, {5, width}, shift);
-      const CacheWrite write{
-          device_cache.view(), device_rows.view(), device_ints(ints, write_slots)};
+      const CacheWrite write{device_cache.view(), device_rows.view(), write_ints.view()};
       write.check();
       run(stream, write);
-      const CacheRead op{read.view(), device_cache.view(), device_ints(read_ints, read_slots)};
+      const CacheRead op{read.view(), device_cache.view(), read_ints.view()};
       op.check();
       run(stream, op);
       std::vector<double> want(cache.as<double>(), cache.as<double>() + cache.size());
@@ -213,6 +210,35 @@ TEST(CudaCache, WritesAndReadsRowsTheLastOfASlotStays) {
                     want[static_cast<std::size_t>(read_slots[i] * width + j)]);
         }
       }
+    }
+  }
+}
+
+TEST(CudaCache, SlotsOutsideWriteNothingAndReadZeros) {
+  CudaStream stream;
+  Memory memory;
+  constexpr std::int32_t kLeast = std::numeric_limits<std::int32_t>::min();
+  constexpr std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+  const std::vector<std::int32_t> slots{-1, 4, 9, kLeast, 0, kMost, 10};
+  for (const auto& [stored, shift] : test::device_cases()) {
+    for (const std::int64_t width : {1, 7, 64, 1024}) {
+      const Tensor cache = stored_normals(memory, stored, {9, width}, 1);
+      const Tensor rows = stored_normals(memory, stored, {7, width}, 2);
+      const DeviceTensor device_cache = on_device(cache, stored, shift);
+      const DeviceTensor device_rows = on_device(rows, stored, shift);
+      const DeviceTensor device_slots = numbers_on_device(slots);
+      const DeviceTensor read = on_device(rows, stored, shift);  // so that zeros must be written
+      run(stream, CacheWrite{device_cache.view(), device_rows.view(), device_slots.view()});
+      run(stream, CacheRead{read.view(), device_cache.view(), device_slots.view()});
+      std::vector<double> want(cache.as<double>(), cache.as<double>() + cache.size());
+      std::vector<double> want_read(static_cast<std::size_t>(rows.size()), 0.0);
+      for (const std::int64_t i : {1, 4}) {  // the slots that exist
+        const double* row = rows.as<double>() + i * width;
+        std::copy_n(row, width, want.begin() + slots[static_cast<std::size_t>(i)] * width);
+        std::copy_n(row, width, want_read.begin() + i * width);
+      }
+      EXPECT_EQ(device_cache.download(stream), want) << name_of(stored) << " width " << width;
+      EXPECT_EQ(read.download(stream), want_read) << name_of(stored) << " width " << width;
     }
   }
 }

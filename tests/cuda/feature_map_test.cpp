@@ -5,6 +5,7 @@
 
 #include "cuda/device_tensor.h"
 #include "kernels/cuda_stream.h"
+#include "ops/elementwise.h"
 #include "support/compare.h"
 
 namespace bifocal {

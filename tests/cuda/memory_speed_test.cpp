@@ -74,15 +74,13 @@ TEST_F(CudaMemorySpeed, Rotation) {
     numbers.push_back(static_cast<std::int32_t>(t));
   }
   const DeviceTensor positions = numbers_on_device(numbers);
-  const std::vector<double> frequencies = rope_frequencies(kSpeedHeadDim, 1e6, {});
+  const DeviceTensor frequencies = numbers_on_device(rope_frequencies(kSpeedHeadDim, 1e6, {}));
   const DeviceTensor cos(DType::f32, {kSpeedTokens, kHalf}, 0);
   const DeviceTensor sin(DType::f32, {kSpeedTokens, kHalf}, 0);
-  measure_op(
-      "rotary table",
-      2.0 * bytes(cos),
-      0.0,
-      RopeTable{
-          cos.view(), sin.view(), positions.view(), {frequencies.data(), DType::f64, {kHalf}}});
+  measure_op("rotary table",
+             2.0 * bytes(cos),
+             0.0,
+             RopeTable{cos.view(), sin.view(), positions.view(), frequencies.view()});
   const DeviceTensor weight = halves({kSpeedHeadDim}, 3);
   for (const std::int64_t heads : {kSpeedHeads, kSpeedKvHeads}) {
     const DeviceTensor x = halves({kSpeedTokens, heads, kSpeedHeadDim}, 1);

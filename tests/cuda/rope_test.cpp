@@ -95,6 +95,8 @@ TEST(CudaRope, TableMatchesTheCpuOp) {
     op.cos = cos.view();
     op.sin = sin.view();
     op.positions = device_positions.view();
+    const DeviceTensor device_frequencies = test::numbers_on_device(frequencies);
+    op.frequencies = device_frequencies.view();
     op.check();
     run(stream, op);
     for (const auto& [got, want] : {std::pair{&cos, &want_cos}, {&sin, &want_sin}}) {
