@@ -1,5 +1,7 @@
 // `bifocal train` and `bifocal pretrain`: from a configuration to checkpoints.
+#include <algorithm>
 #include <filesystem>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
@@ -25,26 +27,53 @@ MeshCounts counts_of(const Mesh& mesh) {
   return {.data = mesh.data_count(), .sequence = mesh.sequence_count()};
 }
 
-RecomputePlan recompute_of(const RunConfig& config,
-                           const Mesh& mesh,
-                           const ModelConfig& student,
-                           const ModelConfig* teacher) {
+// What every rank has at least: all must compute the same again, for it may communicate.
+// Collective.
+double least_free_gib(const Session& session, Communicator& world) {
+  std::size_t least = session.free_bytes();
+  for (const std::string& text : gather_texts(world, std::to_string(least))) {
+    least = std::min<std::size_t>(least, std::stoull(text));
+  }
+  return static_cast<double>(least) / (1024.0 * 1024.0 * 1024.0);
+}
+
+// The stage's memory before the first allocation. Where memory.limit_gib sets no limit, a device
+// does. Collective.
+StageMemory forecast(const RunConfig& config,
+                     const Session& session,
+                     const Mesh& mesh,
+                     const ModelConfig& student,
+                     const ModelConfig* teacher) {
   PlanInputs inputs{.config = config,
                     .student = student,
                     .teacher_storage = compute_type(config),
                     .ranks = mesh.world().size(),
                     .ranks_per_node = mesh.node().size()};
+  if (config.memory.limit_gib == 0.0) {
+    inputs.config.memory.limit_gib = least_free_gib(session, mesh.world());
+  }
   if (teacher != nullptr) {
     inputs.teacher = *teacher;
   }
-  return choose_recompute(inputs, teacher != nullptr ? StageKind::distill : StageKind::pretrain);
+  return plan_memory(inputs, teacher != nullptr ? StageKind::distill : StageKind::pretrain);
 }
 
-std::string describe(const RecomputePlan& plan) {
-  const std::string text = fmt::format("memory.recompute: {}", name_of(plan.level));
-  return plan.richer_layers == 0
-             ? text
-             : text + fmt::format(", the last {} layers one level less", plan.richer_layers);
+std::string describe(const StageMemory& memory) {
+  std::string text = fmt::format("memory forecast: recompute {}", name_of(memory.recompute.level));
+  if (memory.recompute.richer_layers > 0) {
+    text += fmt::format(", the last {} layers one level less", memory.recompute.richer_layers);
+  }
+  text += fmt::format(
+      "; peak {} on rank {}:", format_bytes(static_cast<double>(memory.peak.total)), memory.rank);
+  for (std::size_t index = 0; index < static_cast<std::size_t>(Region::count); ++index) {
+    const auto region = static_cast<Region>(index);
+    if (memory.peak.of(region) > 0) {
+      text += fmt::format(
+          " {} {},", name_of(region), format_bytes(static_cast<double>(memory.peak.of(region))));
+    }
+  }
+  text.back() = '.';
+  return text;
 }
 
 Weights::Placement student_placement(const RunConfig& config) {
@@ -152,8 +181,8 @@ void train(const RunConfig& config, const MpiSession& mpi) {
 
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
-  const RecomputePlan recompute = recompute_of(config, mesh, config_of_student, &teacher_config);
-  for (const std::string& note : {choice.note, steps.note, describe(recompute)}) {
+  const StageMemory memory = forecast(config, session, mesh, config_of_student, &teacher_config);
+  for (const std::string& note : {choice.note, steps.note, describe(memory)}) {
     if (!note.empty()) {
       console.print(note);
     }
@@ -204,7 +233,7 @@ void train(const RunConfig& config, const MpiSession& mpi) {
                             &teacher.decoder(),
                             mesh,
                             placement,
-                            recompute,
+                            memory.recompute,
                             logit_options(config, config.distill_extra.ce_weight),
                             stage_rows(rows, config, first, steps.distill));
                       }});
@@ -238,8 +267,8 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                                  mesh.world(),
                                  {student_placement(config), Region::weights, false},
                                  config);
-  const RecomputePlan recompute = recompute_of(config, mesh, model_config, nullptr);
-  console.print(describe(recompute));
+  const StageMemory memory = forecast(config, session, mesh, model_config, nullptr);
+  console.print(describe(memory));
   std::vector<TrainStage> stages;
   stages.push_back({.name = "pretrain",
                     .schedule = config.pretrain,
@@ -251,7 +280,7 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                           nullptr,
                           mesh,
                           TeacherPlacement::look_ahead,
-                          recompute,
+                          memory.recompute,
                           logit_options(config, 1.0),
                           stage_rows(rows, config, first, config.pretrain.steps));
                     }});
