@@ -1,4 +1,7 @@
 // One GPU as a backend.
+#include <algorithm>
+
+#include "kernels/cuda_check.h"
 #include "kernels/cuda_stream.h"
 #include "kernels/device_communicator.h"
 #include "kernels/kernel_choice.h"
@@ -6,6 +9,53 @@
 
 namespace bifocal {
 namespace {
+
+// Pinned blocks, which kernels address as they are. For a few long-lived tensors: every block is
+// taken from the system and returned to it.
+class PinnedSource final : public MemorySource {
+ public:
+  explicit PinnedSource(CudaStream& stream) : stream_(stream) {}
+
+  bool on_host() const override { return true; }
+
+  std::size_t granule() const override { return kGranule; }
+
+  void* take(std::size_t bytes) override {
+    void* block = nullptr;
+    if (cudaHostAlloc(&block, bytes, cudaHostAllocPortable | cudaHostAllocMapped) != cudaSuccess) {
+      cudaGetLastError();
+      return nullptr;
+    }
+    held_ += bytes;
+    peak_held_ = std::max(peak_held_, held_);
+    return block;
+  }
+
+  void give(void* block, std::size_t bytes) noexcept override {
+    cudaStreamSynchronize(stream_.handle());
+    cudaFreeHost(block);
+    held_ -= bytes;
+  }
+
+  void clear(void* block, std::size_t bytes) override {
+    BIFOCAL_CUDA(cudaMemsetAsync(block, 0, bytes, stream_.handle()));
+  }
+
+  void trim() override {}
+
+  std::size_t held_bytes() const override { return held_; }
+
+  std::size_t peak_held_bytes() const override { return peak_held_; }
+
+  std::string shortage() const override { return "the host has no more that it can pin"; }
+
+ private:
+  static constexpr std::size_t kGranule = 4096;
+
+  CudaStream& stream_;
+  std::size_t held_ = 0;
+  std::size_t peak_held_ = 0;
+};
 
 class CudaBackend final : public Backend {
  public:
@@ -16,6 +66,8 @@ class CudaBackend final : public Backend {
 
   Memory& memory() override { return cuda_.memory(); }
 
+  Memory& host_memory() override { return host_memory_; }
+
   std::unique_ptr<Communicator> communicator(std::unique_ptr<Communicator> host) override {
     return make_device_communicator(cuda_, cuda_.memory(), std::move(host));
   }
@@ -23,6 +75,7 @@ class CudaBackend final : public Backend {
  private:
   CudaStream cuda_;
   Stream stream_{&cuda_};
+  Memory host_memory_{std::make_unique<PinnedSource>(cuda_)};
 };
 
 }  // namespace

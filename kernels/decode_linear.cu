@@ -15,7 +15,6 @@ constexpr int kWarps = kBlockThreads / kWarp;
 constexpr int kTileOutputs = 16;  // of a warp: rows of the left operand
 constexpr int kTileRows = 8;      // of x: columns of the right operand
 constexpr int kStep = 64;         // inputs that a warp takes at a time
-constexpr int kBatch = 4;         // steps whose weights a warp has in flight
 
 // A bias of either type, or none.
 struct Bias {
@@ -63,6 +62,8 @@ struct LaneRows {
   const BFloat16* high;
   const BFloat16* x[kTiles];
   std::int64_t in;
+
+  static constexpr int kBatch = kTiles == 1 ? 4 : 3;  // steps whose weights are in flight
 
   // Steps first, first + stride, ... of the inputs, always in this order.
   __device__ void add(float (&sums)[kTiles][4], std::int64_t first, std::int64_t stride) const {

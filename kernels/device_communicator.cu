@@ -14,7 +14,15 @@ namespace {
 
 int visible_devices() {
   int count = 0;
-  BIFOCAL_CUDA(cudaGetDeviceCount(&count));
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    cudaGetLastError();  // clears it
+  }
+  BIFOCAL_REQUIRE(status == cudaSuccess && count > 0,
+                  "[cuda] wanted a GPU on {}, found none ({}): set run.device = \"cpu\", or start "
+                  "where there is one",
+                  host_name(),
+                  status == cudaSuccess ? "no device" : cudaGetErrorString(status));
   return count;
 }
 

@@ -113,8 +113,10 @@ class NcclCommunicator final : public Communicator {
     }
     check_self_messages(messages, rank_);
     std::size_t bytes = 0;
-    for (const RankMessage& message : messages.sends) {
-      bytes += message.data.bytes();
+    for (const std::vector<RankMessage>* side : {&messages.sends, &messages.receives}) {
+      for (const RankMessage& message : *side) {
+        bytes += message.data.bytes();
+      }
     }
     return start("exchange", bytes, {}, [&](cudaStream_t stream) {
       group_->call("ncclSend and ncclRecv",

@@ -1,4 +1,5 @@
-// Copies between host and device through pinned memory, and on the device.
+// Copies between host and device through pinned memory, and on the device. What counts as the
+// device may lie in mapped host memory: CUDA finds out from the addresses.
 #include <algorithm>
 #include <cstring>
 
@@ -36,8 +37,7 @@ void run(CudaStream& stream, const Upload& op) {
     const std::size_t bytes = std::min(ring.largest_piece(), op.y.bytes() - begin);
     std::byte* piece = ring.take(bytes);
     std::memcpy(piece, from + begin, bytes);
-    BIFOCAL_CUDA(
-        cudaMemcpyAsync(to + begin, piece, bytes, cudaMemcpyHostToDevice, stream.handle()));
+    BIFOCAL_CUDA(cudaMemcpyAsync(to + begin, piece, bytes, cudaMemcpyDefault, stream.handle()));
     ring.mark();
   }
 }
@@ -50,8 +50,7 @@ void run(CudaStream& stream, const Download& op) {
   for (std::size_t begin = 0; begin < op.y.bytes(); begin += ring.largest_piece()) {
     const std::size_t bytes = std::min(ring.largest_piece(), op.y.bytes() - begin);
     std::byte* piece = ring.take(bytes);  // never the one that is arriving: two pieces do not meet
-    BIFOCAL_CUDA(
-        cudaMemcpyAsync(piece, from + begin, bytes, cudaMemcpyDeviceToHost, stream.handle()));
+    BIFOCAL_CUDA(cudaMemcpyAsync(piece, from + begin, bytes, cudaMemcpyDefault, stream.handle()));
     const cudaEvent_t done = ring.mark();
     arriving.finish();  // while the next one is under way
     arriving = {piece, to + begin, bytes, done};

@@ -28,6 +28,8 @@ class Session {
 
   Memory& memory() { return backend_->memory(); }
 
+  Memory& host_memory() { return backend_->host_memory(); }
+
   // All ranks, for tensors on the host and on the device. Hands them out once; collective.
   std::unique_ptr<Communicator> take_world() {
     return backend_->communicator(std::move(host_world_));

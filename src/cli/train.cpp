@@ -209,7 +209,8 @@ void train(const RunConfig& config, const MpiSession& mpi) {
                             stage_rows(rows, config, first, steps.distill));
                       }});
   }
-  Trainer trainer(context, setup, mesh, student.weights(), std::move(stages));
+  Trainer trainer(
+      context, setup, mesh, student.weights(), std::move(stages), &session.host_memory());
   trainer.resume();
   trainer.run();
 }
@@ -254,7 +255,7 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                           logit_options(config, 1.0),
                           stage_rows(rows, config, first, config.pretrain.steps));
                     }});
-  Trainer trainer(context, setup, mesh, model.weights(), std::move(stages));
+  Trainer trainer(context, setup, mesh, model.weights(), std::move(stages), &session.host_memory());
   trainer.resume();
   trainer.run();
 }

@@ -13,6 +13,8 @@ class CpuBackend final : public Backend {
 
   Memory& memory() override { return memory_; }
 
+  Memory& host_memory() override { return memory_; }
+
   std::unique_ptr<Communicator> communicator(std::unique_ptr<Communicator> host) override {
     return host;
   }

@@ -25,6 +25,10 @@ class Backend {
   virtual Stream& stream() = 0;
   virtual Memory& memory() = 0;
 
+  // Memory on the host that the stream's ops can read and write in place: on a GPU pinned, and as
+  // fast as the bus.
+  virtual Memory& host_memory() = 0;
+
   // The group of `host`, for tensors on the host and on the backend's device. On a device an
   // operation takes its place in the stream's order, and waiting for it makes the stream wait, not
   // the host. Collective.

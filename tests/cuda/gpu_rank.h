@@ -12,7 +12,7 @@
 #include "core/memory.h"
 #include "kernels/cuda_check.h"
 #include "kernels/cuda_stream.h"
-#include "kernels/device_communicator.h"
+#include "kernels/nccl_communicator.h"
 #include "parallel/backend.h"
 #include "support/mpi_world.h"
 
@@ -23,10 +23,15 @@ class GpuRank {
   GpuRank() {
     const std::unique_ptr<Communicator> node = test_world().split_node();
     backend_ = make_cuda_backend(node->rank(), 0);
-    world_ = backend_->communicator(test_world().split(0));
+    // A lone rank would get no NCCL; these tests want it, and one GPU is easier to have than two.
+    world_ = test_world().size() == 1
+                 ? make_nccl_communicator(stream(), memory(), test_world().split(0))
+                 : backend_->communicator(test_world().split(0));
   }
 
   Communicator& world() { return *world_; }
+
+  Backend& backend() { return *backend_; }
 
   Memory& memory() { return backend_->memory(); }
 
@@ -72,7 +77,8 @@ class GpuRank {
   std::unique_ptr<Communicator> world_;
 };
 
-// One for the whole program, gone before MPI ends. Null on a machine with fewer GPUs than ranks.
+// One for the whole program, gone before MPI ends; null on a machine with fewer GPUs than ranks.
+// nccl_test.cpp makes it.
 inline std::unique_ptr<GpuRank>& gpu_rank_slot() {
   static std::unique_ptr<GpuRank> rank;
   return rank;

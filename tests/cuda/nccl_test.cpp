@@ -68,8 +68,10 @@ double value_at(DType dtype, const Bytes& bytes, std::int64_t i) {
       return static_cast<double>(get(float{}));
     case DType::bf16:
       return static_cast<double>(to_float(get(BFloat16{})));
-    default:
+    case DType::i64:
       return static_cast<double>(get(std::int64_t{}));
+    default:
+      return *place;  // for a failure's text: the first byte
   }
 }
 
@@ -99,7 +101,7 @@ std::string compare(DType dtype, const Bytes& got, const Bytes& want) {
 // Sums of `terms` numbers of about 100 in another order: each addition rounds by at most epsilon /
 // 2 of a partial sum, and so does what the host's sum is off by.
 void expect_sums(DType dtype, const Bytes& got, const Bytes& want, int terms) {
-  if (test_world().size() == 2 || dtype == DType::bf16 || dtype == DType::i64) {
+  if (test_world().size() <= 2 || dtype == DType::bf16 || dtype == DType::i64) {
     EXPECT_EQ(compare(dtype, got, want), "");
     return;
   }
@@ -233,9 +235,12 @@ TEST_F(Nccl, ExchangeMatchesMessagesInOrderWithSelfAndEmptyOnes) {
   world().exchange({}, {});
 }
 
-// One rank sends, the other only receives; then nobody does anything on rank 0.
+// The first rank sends, the last receives, those between do neither.
 TEST_F(Nccl, ExchangeMayBeOneSided) {
   const int last = world().size() - 1;
+  if (last == 0) {
+    return;
+  }
   const Tensor data = gpu().on_device(DType::u8, payload(world().rank(), 5000, 4));
   std::vector<RankMessage> sends;
   std::vector<RankMessage> receives;

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -20,16 +21,19 @@ class FailurePrinter final : public ::testing::EmptyTestEventListener {
  public:
   explicit FailurePrinter(int rank) : rank_(rank) {}
 
+  // A listener may not ask for the current test when it hears of a result: a lock is held then.
+  void OnTestStart(const ::testing::TestInfo& info) override {
+    test_ = std::string(info.test_suite_name()) + "." + info.name();
+  }
+
   void OnTestPartResult(const ::testing::TestPartResult& result) override {
     if (!result.failed()) {
       return;
     }
-    const ::testing::TestInfo* info = ::testing::UnitTest::GetInstance()->current_test_info();
     std::fprintf(stderr,
-                 "[rank %d] %s.%s %s:%d: %s\n",
+                 "[rank %d] %s %s:%d: %s\n",
                  rank_,
-                 info == nullptr ? "" : info->test_suite_name(),
-                 info == nullptr ? "" : info->name(),
+                 test_.c_str(),
                  result.file_name() == nullptr ? "" : result.file_name(),
                  result.line_number(),
                  result.message());
@@ -37,6 +41,7 @@ class FailurePrinter final : public ::testing::EmptyTestEventListener {
 
  private:
   int rank_;
+  std::string test_;
 };
 
 int run_tests(Communicator& world) {
