@@ -8,6 +8,7 @@
 #include "cli/commands.h"
 #include "cli/config_options.h"
 #include "cli/session.h"
+#include "cli/stage_forecast.h"
 #include "config/read.h"
 #include "core/file.h"
 #include "core/sha256.h"
@@ -25,55 +26,6 @@ namespace fs = std::filesystem;
 
 MeshCounts counts_of(const Mesh& mesh) {
   return {.data = mesh.data_count(), .sequence = mesh.sequence_count()};
-}
-
-// What every rank has at least: all must compute the same again, for it may communicate.
-// Collective.
-double least_free_gib(const Session& session, Communicator& world) {
-  std::size_t least = session.free_bytes();
-  for (const std::string& text : gather_texts(world, std::to_string(least))) {
-    least = std::min<std::size_t>(least, std::stoull(text));
-  }
-  return static_cast<double>(least) / (1024.0 * 1024.0 * 1024.0);
-}
-
-// The stage's memory before the first allocation. Where memory.limit_gib sets no limit, a device
-// does. Collective.
-StageMemory forecast(const RunConfig& config,
-                     const Session& session,
-                     const Mesh& mesh,
-                     const ModelConfig& student,
-                     const ModelConfig* teacher) {
-  PlanInputs inputs{.config = config,
-                    .student = student,
-                    .teacher_storage = compute_type(config),
-                    .ranks = mesh.world().size(),
-                    .ranks_per_node = mesh.node().size()};
-  if (config.memory.limit_gib == 0.0) {
-    inputs.config.memory.limit_gib = least_free_gib(session, mesh.world());
-  }
-  if (teacher != nullptr) {
-    inputs.teacher = *teacher;
-  }
-  return plan_memory(inputs, teacher != nullptr ? StageKind::distill : StageKind::pretrain);
-}
-
-std::string describe(const StageMemory& memory) {
-  std::string text = fmt::format("memory forecast: recompute {}", name_of(memory.recompute.level));
-  if (memory.recompute.richer_layers > 0) {
-    text += fmt::format(", the last {} layers one level less", memory.recompute.richer_layers);
-  }
-  text += fmt::format(
-      "; peak {} on rank {}:", format_bytes(static_cast<double>(memory.peak.total)), memory.rank);
-  for (std::size_t index = 0; index < static_cast<std::size_t>(Region::count); ++index) {
-    const auto region = static_cast<Region>(index);
-    if (memory.peak.of(region) > 0) {
-      text += fmt::format(
-          " {} {},", name_of(region), format_bytes(static_cast<double>(memory.peak.of(region))));
-    }
-  }
-  text.back() = '.';
-  return text;
 }
 
 Weights::Placement student_placement(const RunConfig& config) {
@@ -181,7 +133,8 @@ void train(const RunConfig& config, const MpiSession& mpi) {
 
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
-  const StageMemory memory = forecast(config, session, mesh, config_of_student, &teacher_config);
+  const StageMemory memory =
+      forecast_stage(config, session, mesh, config_of_student, &teacher_config);
   for (const std::string& note : {choice.note, steps.note, describe(memory)}) {
     if (!note.empty()) {
       console.print(note);
@@ -267,7 +220,7 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                                  mesh.world(),
                                  {student_placement(config), Region::weights, false},
                                  config);
-  const StageMemory memory = forecast(config, session, mesh, model_config, nullptr);
+  const StageMemory memory = forecast_stage(config, session, mesh, model_config, nullptr);
   console.print(describe(memory));
   std::vector<TrainStage> stages;
   stages.push_back({.name = "pretrain",
