@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/mlstm_device.h"
+#include "kernels/kernel_choice.h"
 
 namespace bifocal {
 namespace {
@@ -160,18 +161,29 @@ void for_all_problems(const Check& check) {
   }
 }
 
-TEST(CudaMlstm, ForwardMatchesTheDefinition) {
+// Once with each choice of kernels; what may run Hopper's has a name of that kind.
+class CudaMlstm : public testing::TestWithParam<KernelChoice> {
+ protected:
+  void SetUp() override { set_kernel_choice(GetParam()); }
+
+  void TearDown() override { set_kernel_choice(KernelChoice::automatic); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Portable, CudaMlstm, testing::Values(KernelChoice::portable));
+INSTANTIATE_TEST_SUITE_P(Hopper, CudaMlstm, testing::Values(KernelChoice::automatic));
+
+TEST_P(CudaMlstm, ForwardMatchesTheDefinition) {
   for_all_problems(check_forward);
 }
 
-TEST(CudaMlstm, GradientsMatchTheDefinition) {
+TEST_P(CudaMlstm, GradientsMatchTheDefinition) {
   for_all_problems(
       [](const MlstmCase& test, const MlstmTypes& types) { check_backward(test, types); });
 }
 
 // The state fades within a token or hardly at all, or gates jump between extremes; a state enters
 // and the final state has a gradient.
-TEST(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
+TEST_P(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
   const MlstmShape shape{.heads = 4, .states = 2, .v_heads = 2, .head_dim = 64};
   for (const MlstmTypes& types : test::mlstm_types()) {
     for (const double forget : {-40.0, -8.0, 8.0, 40.0}) {
@@ -194,7 +206,7 @@ TEST(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
 
 // Forget gates near 1 carry the first document over hundreds of tokens: a state that leaks across
 // a start cannot hide behind its decay.
-TEST(CudaMlstm, LongMemoryStopsAtDocuments) {
+TEST_P(CudaMlstm, LongMemoryStopsAtDocuments) {
   for (const MlstmTypes& types : test::mlstm_types()) {
     MlstmCase test({.heads = 2, .states = 1, .v_heads = 1, .head_dim = 64},
                    {300, 7, 140, 33},
@@ -208,7 +220,21 @@ TEST(CudaMlstm, LongMemoryStopsAtDocuments) {
   }
 }
 
-TEST(CudaMlstm, AnEmptyRowPassesItsState) {
+// More chunks than a scan loads at a time, with states and their gradients that reach far.
+TEST_P(CudaMlstm, ManyChunksMatchTheDefinition) {
+  const MlstmTypes types{DType::bf16, DType::f32, 0};
+  for (const std::int64_t dim : {64, 128}) {
+    MlstmCase test({.heads = 2, .states = 1, .v_heads = 1, .head_dim = dim},
+                   {700, 64, 450},
+                   MlstmStart::carried);
+    test::fill_normal(test.f_gate, 7, 1.0, 6.0);
+    test::round_inputs(test, types);
+    check_forward(test, types);
+    check_backward(test, types);
+  }
+}
+
+TEST_P(CudaMlstm, AnEmptyRowPassesItsState) {
   CudaStream stream;
   for (const MlstmTypes& types : test::mlstm_types()) {
     MlstmCase test(
@@ -219,7 +245,7 @@ TEST(CudaMlstm, AnEmptyRowPassesItsState) {
   }
 }
 
-TEST(CudaMlstm, RefusesBfloat16States) {
+TEST_P(CudaMlstm, RefusesBfloat16States) {
   const MlstmTypes types{DType::bf16, DType::bf16, 0};
   const MlstmCase test(
       {.heads = 2, .states = 2, .v_heads = 1, .head_dim = 64}, {5}, MlstmStart::fresh);
@@ -233,7 +259,7 @@ TEST(CudaMlstm, RefusesBfloat16States) {
   EXPECT_THROW(op.check(), Error);
 }
 
-TEST(CudaMlstm, AlternatingInputsGiveTheSameBitsEveryTime) {
+TEST_P(CudaMlstm, AlternatingInputsGiveTheSameBitsEveryTime) {
   CudaStream stream;
   const MlstmShape shapes[] = {{.heads = 4, .states = 1, .v_heads = 1, .head_dim = 128},
                                {.heads = 4, .states = 1, .v_heads = 1, .head_dim = 64}};
