@@ -88,7 +88,7 @@ template <class W, int kLanes>
 struct MapRows {
   static constexpr int kTogether = kThreads / kLanes;
   // Loads of a thread under way: all rows of the widths that are common, half of the widest.
-  static constexpr int kAhead = kLanes <= 8 ? 1 : (kLanes == 16 ? 4 : 8);
+  static constexpr int kAhead = kLanes <= 8 ? 1 : (kLanes == 16 || sizeof(W) > 2 ? 4 : 8);
 
   int row = static_cast<int>(threadIdx.x) / kLanes;
   int lane = static_cast<int>(threadIdx.x) % kLanes;

@@ -1,5 +1,6 @@
 // `bifocal bench decode`: how long a prompt takes, and tokens a second after it, for prompts of
 // several lengths.
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -47,25 +48,26 @@ DecodeTimes time_answers(Context context,
   for (std::size_t i = 0; i < requests.size(); ++i) {
     requests[i].prompt = random_bench_row({length}, generator.config().vocabulary, i).ids;
   }
+  const std::int64_t unsettled = std::min<std::int64_t>(8, options.tokens / 2);
   DecodeTimes times;
   const std::int64_t runs = options.settings.warmups + options.settings.repeats;
   for (std::int64_t run = 0; run < runs; ++run) {
-    // Prompts are read one after another before all answers grow together; the last request's first
-    // token ends them.
+    // Prompts are read one after another and give a token each before all answers grow together.
+    // The first steps of those set things up.
     const auto begin = Clock::now();
     Clock::time_point read;
+    Clock::time_point settled;
     Clock::time_point last;
-    std::int64_t first_tokens = 0;
+    std::int64_t arrived = 0;
     GenerateEvents events;
-    std::vector<bool> has_begun(requests.size(), false);
-    events.on_token = [&](std::int64_t request, std::int32_t) {
+    events.on_token = [&](std::int64_t, std::int32_t) {
       last = Clock::now();
-      const auto index = static_cast<std::size_t>(request);
-      if (!has_begun[index]) {
-        has_begun[index] = true;
-        if (++first_tokens == options.batch) {
-          read = last;
-        }
+      ++arrived;
+      if (arrived == options.batch) {
+        read = last;
+      }
+      if (arrived == options.batch * (1 + unsettled)) {
+        settled = last;
       }
     };
     generate(context,
@@ -77,7 +79,7 @@ DecodeTimes time_answers(Context context,
       continue;
     }
     times.prompt.push_back(seconds(begin, read));
-    times.token.push_back(seconds(read, last) / static_cast<double>(options.tokens));
+    times.token.push_back(seconds(settled, last) / static_cast<double>(options.tokens - unsettled));
   }
   return times;
 }

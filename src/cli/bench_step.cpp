@@ -12,10 +12,10 @@
 #include "cli/bench_command.h"
 #include "cli/config_options.h"
 #include "cli/session.h"
+#include "cli/stage_forecast.h"
 #include "core/log.h"
 #include "distill/align_stage.h"
 #include "distill/logit_stage.h"
-#include "plan/plan.h"
 #include "plan/step_flop.h"
 #include "train/optimizer.h"
 
@@ -45,6 +45,7 @@ class StepBench {
   StepBench(const RunConfig& config, const StepOptions& options, Session& session)
       : config_(config),
         options_(options),
+        session_(session),
         mesh_(session.take_world(), {.data = config.mesh.data, .sequence = config.mesh.sequence}),
         timeline_(session.context().stream),
         context_(session.context()),
@@ -72,6 +73,7 @@ class StepBench {
 
   RunConfig config_;
   const StepOptions& options_;
+  const Session& session_;
   Mesh mesh_;
   Timeline timeline_;
   Context context_;
@@ -244,13 +246,10 @@ void StepBench::run_all() {
   config_.distill.steps = wants(StageKind::distill) ? steps() : 0;
   const StageSteps stage_steps = choose_stages(config_, student_config_, teacher_config_);
   placement_ = choose_placement(config_, counts, teacher_config_, stage_steps.align).work;
-  recompute_ = choose_recompute({.config = config_,
-                                 .student = student_config_,
-                                 .teacher = teacher_config_,
-                                 .teacher_storage = context_.dtype,
-                                 .ranks = mesh_.world().size(),
-                                 .ranks_per_node = mesh_.node().size()},
-                                StageKind::distill);
+  const StageMemory planned =
+      forecast_stage(config_, session_, mesh_, student_config_, &teacher_config_);
+  recompute_ = planned.recompute;
+  report_.note(describe(planned));
   report_.note(
       fmt::format("{} to {}: rows of {} tokens in {} document(s), {} a step, {}, recompute {}",
                   options_.model,

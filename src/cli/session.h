@@ -30,6 +30,9 @@ class Session {
 
   Memory& host_memory() { return backend_->host_memory(); }
 
+  // Bytes that tensors to come may take; 0: not known.
+  std::size_t free_bytes() const { return backend_->free_bytes(); }
+
   // All ranks, for tensors on the host and on the device. Hands them out once; collective.
   std::unique_ptr<Communicator> take_world() {
     return backend_->communicator(std::move(host_world_));

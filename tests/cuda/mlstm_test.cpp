@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "cuda/mlstm_device.h"
+#include "kernels/kernel_choice.h"
 
 namespace bifocal {
 namespace {
@@ -160,19 +161,29 @@ void for_all_problems(const Check& check) {
   }
 }
 
-TEST(CudaMlstm, ForwardMatchesTheDefinition) {
+class CudaMlstm : public testing::TestWithParam<KernelChoice> {
+ protected:
+  void SetUp() override { set_kernel_choice(GetParam()); }
+
+  void TearDown() override { set_kernel_choice(KernelChoice::automatic); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Portable, CudaMlstm, testing::Values(KernelChoice::portable));
+INSTANTIATE_TEST_SUITE_P(Hopper, CudaMlstm, testing::Values(KernelChoice::automatic));
+
+TEST_P(CudaMlstm, ForwardMatchesTheDefinition) {
   for_all_problems(check_forward);
 }
 
-TEST(CudaMlstm, GradientsMatchTheDefinition) {
+TEST_P(CudaMlstm, GradientsMatchTheDefinition) {
   for_all_problems(
       [](const MlstmCase& test, const MlstmTypes& types) { check_backward(test, types); });
 }
 
 // The state fades within a token or hardly at all, or gates jump between extremes; a state enters
 // and the final state has a gradient.
-TEST(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
-  const MlstmShape shape{.heads = 4, .states = 2, .v_heads = 2, .head_dim = 64};
+void check_decays(std::int64_t head_dim) {
+  const MlstmShape shape{.heads = 4, .states = 2, .v_heads = 2, .head_dim = head_dim};
   for (const MlstmTypes& types : test::mlstm_types()) {
     for (const double forget : {-40.0, -8.0, 8.0, 40.0}) {
       MlstmCase test(shape, {70, 1, 150}, MlstmStart::carried);
@@ -192,15 +203,20 @@ TEST(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
   }
 }
 
+TEST_P(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
+  check_decays(64);
+  check_decays(128);
+}
+
 // Forget gates near 1 carry the first document over hundreds of tokens: a state that leaks across
 // a start cannot hide behind its decay.
-TEST(CudaMlstm, LongMemoryStopsAtDocuments) {
+void check_long_memory(std::int64_t head_dim) {
   for (const MlstmTypes& types : test::mlstm_types()) {
-    MlstmCase test({.heads = 2, .states = 1, .v_heads = 1, .head_dim = 64},
+    MlstmCase test({.heads = 2, .states = 1, .v_heads = 1, .head_dim = head_dim},
                    {300, 7, 140, 33},
                    MlstmStart::carried);
     test::fill_normal(test.f_gate, 6, 0.1, 8.0);
-    for (std::int64_t i = 0; i < 300 * 64; ++i) {
+    for (std::int64_t i = 0; i < 300 * head_dim; ++i) {
       test.v.as<double>()[i] += 100.0;  // seen far away if it leaks
     }
     test::round_inputs(test, types);
@@ -208,7 +224,28 @@ TEST(CudaMlstm, LongMemoryStopsAtDocuments) {
   }
 }
 
-TEST(CudaMlstm, AnEmptyRowPassesItsState) {
+TEST_P(CudaMlstm, LongMemoryStopsAtDocuments) {
+  check_long_memory(64);
+  check_long_memory(128);
+}
+
+// So many states that a block takes several chunks of one, one after another, and several blocks
+// share a state.
+TEST_P(CudaMlstm, ForwardMatchesTheDefinitionInSegmentsOfChunks) {
+  for (const auto start : {MlstmStart::fresh, MlstmStart::carried}) {
+    for (const std::int64_t readers : {1, 3}) {
+      const MlstmTypes types{DType::bf16, DType::f32, 0};
+      MlstmCase test({.heads = 33 * readers, .states = 33, .v_heads = 33, .head_dim = 128},
+                     {300, 7, 500, 129},
+                     start);
+      test::fill_normal(test.f_gate, 6, 1.0, 4.0);
+      test::round_inputs(test, types);
+      check_forward(test, types);
+    }
+  }
+}
+
+TEST_P(CudaMlstm, AnEmptyRowPassesItsState) {
   CudaStream stream;
   for (const MlstmTypes& types : test::mlstm_types()) {
     MlstmCase test(
@@ -219,7 +256,7 @@ TEST(CudaMlstm, AnEmptyRowPassesItsState) {
   }
 }
 
-TEST(CudaMlstm, RefusesBfloat16States) {
+TEST_P(CudaMlstm, RefusesBfloat16States) {
   const MlstmTypes types{DType::bf16, DType::bf16, 0};
   const MlstmCase test(
       {.heads = 2, .states = 2, .v_heads = 1, .head_dim = 64}, {5}, MlstmStart::fresh);
@@ -233,7 +270,7 @@ TEST(CudaMlstm, RefusesBfloat16States) {
   EXPECT_THROW(op.check(), Error);
 }
 
-TEST(CudaMlstm, AlternatingInputsGiveTheSameBitsEveryTime) {
+TEST_P(CudaMlstm, AlternatingInputsGiveTheSameBitsEveryTime) {
   CudaStream stream;
   const MlstmShape shapes[] = {{.heads = 4, .states = 1, .v_heads = 1, .head_dim = 128},
                                {.heads = 4, .states = 1, .v_heads = 1, .head_dim = 64}};

@@ -300,6 +300,11 @@ class WindowMixer(nn.Module):
         return self.run(hidden_states, *position_embeddings), None
 
 
+def repeated(x):
+    """A key-value head for every query head."""
+    return x.repeat_interleave(HEADS // KV_HEADS, 1).contiguous()
+
+
 class BifocalMixer(nn.Module):
     """Sliding attention beside an mLSTM, mixed by a gate."""
 
@@ -318,13 +323,12 @@ class BifocalMixer(nn.Module):
     def before(self, x, cos, sin):
         q, k, v = self.projections(x, cos, sin)
         near = self.attend(q, k, v, self.sink)
-        fq, fk = ((t @ w.transpose(1, 2)).float().softmax(-1).to(BF16)
-                  for t, w in ((q, self.feature_q), (k, self.feature_k)))
+        fq = (q @ self.feature_q.transpose(1, 2)).float().softmax(-1).to(BF16)
+        fk = (k @ self.feature_k.transpose(1, 2)).float().softmax(-1).to(BF16)
         i, f, o = self.gates(x).float().transpose(1, 2).split((KV_HEADS, KV_HEADS, HEADS), 1)
         f = torch.where(self.starts, -25.0, f + 6.0)  # a document forgets the one before it
-        fk, v, i, f = (t.repeat_interleave(HEADS // KV_HEADS, 1).contiguous()
-                       for t in (fk, v, i, f))
-        return near, fq.contiguous(), fk, v, i, f, o.sigmoid().unsqueeze(-1)
+        return (near, fq.contiguous(), repeated(fk), repeated(v), repeated(i), repeated(f),
+                o.sigmoid().unsqueeze(-1))
 
     @torch.compile
     def after(self, near, far, share):
