@@ -1,5 +1,7 @@
 // The mLSTM's ops on the device: the order of kernels.
-#include "kernels/mlstm_problem.cuh"
+#include <type_traits>
+
+#include "kernels/mlstm_hopper_backward.cuh"
 #include "ops/mlstm.h"
 
 namespace bifocal {
@@ -178,17 +180,47 @@ void differentiate_states(CudaStream& stream,
   scan_mlstm_gradients(stream, a.shape, a.scalars, a.d_x, targets);
 }
 
+MlstmScanTargets from_final(const MlstmBackward& op) {
+  return {
+      floats(op.d_final_c), floats(op.d_final_n), floats(op.d_initial_c), floats(op.d_initial_n)};
+}
+
+// The same by Hopper's own instructions; false, and nothing done, where they do not serve.
+bool backward_on_hopper(CudaStream& stream, const MlstmBackward& op) {
+  MlstmArrays<BFloat16> a{};
+  a.shape = mlstm_shape(mlstm_sizes(op.inputs));
+  a.q = op.inputs.q.as<BFloat16>();
+  a.k = op.inputs.k.as<BFloat16>();
+  a.v = op.inputs.v.as<BFloat16>();
+  a.d_h = op.d_h.as<BFloat16>();
+  a.d_q = op.d_q.as<BFloat16>();
+  a.d_k = op.d_k.as<BFloat16>();
+  a.d_v = op.d_v.as<BFloat16>();
+  if (!has_hopper_mlstm_backward(a)) {
+    return false;
+  }
+  DeviceScratch scratch(stream);
+  const std::int64_t reads = static_cast<std::int64_t>(a.shape.heads) * a.shape.tokens;
+  a.scalars = scan_mlstm_gates(stream, scratch, a.shape, op.inputs);
+  a.x = scratch.take<float>(a.shape.state_at(a.shape.chunks, 0));
+  a.inverse = scratch.take<float>(reads);
+  a.delta = scratch.take<float>(reads);
+  a.logs = take_log_gradients(scratch, a.shape, {1, 1, 1});
+  hopper_mlstm_backward(stream, scratch, a, from_initial(op.inputs), from_final(op));
+  mlstm_gate_gradients(stream, a.shape, a.logs, op);
+  return true;
+}
+
 template <class T>
 void backward(CudaStream& stream, const MlstmBackward& op) {
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (backward_on_hopper(stream, op)) {
+      return;
+    }
+  }
   DeviceScratch scratch(stream);
   MlstmArrays<T> a = enter_chunks<T>(stream, scratch, op.inputs, from_initial(op.inputs));
-  differentiate_states(
-      stream,
-      scratch,
-      op.h,
-      op.d_h,
-      {floats(op.d_final_c), floats(op.d_final_n), floats(op.d_initial_c), floats(op.d_initial_n)},
-      a);
+  differentiate_states(stream, scratch, op.h, op.d_h, from_final(op), a);
   if (a.shape.tokens == 0) {
     return;
   }

@@ -12,10 +12,10 @@
 #include "cli/bench_command.h"
 #include "cli/config_options.h"
 #include "cli/session.h"
+#include "cli/stage_forecast.h"
 #include "core/log.h"
 #include "distill/align_stage.h"
 #include "distill/logit_stage.h"
-#include "plan/plan.h"
 #include "plan/step_flop.h"
 #include "train/optimizer.h"
 
@@ -45,7 +45,7 @@ class StepBench {
   StepBench(const RunConfig& config, const StepOptions& options, Session& session)
       : config_(config),
         options_(options),
-        session_(&session),
+        session_(session),
         mesh_(session.take_world(), {.data = config.mesh.data, .sequence = config.mesh.sequence}),
         timeline_(session.context().stream),
         context_(session.context()),
@@ -73,7 +73,7 @@ class StepBench {
 
   RunConfig config_;
   const StepOptions& options_;
-  Session* session_;
+  Session& session_;
   Mesh mesh_;
   Timeline timeline_;
   Context context_;
@@ -246,9 +246,10 @@ void StepBench::run_all() {
   config_.distill.steps = wants(StageKind::distill) ? steps() : 0;
   const StageSteps stage_steps = choose_stages(config_, student_config_, teacher_config_);
   placement_ = choose_placement(config_, counts, teacher_config_, stage_steps.align).work;
-  const StageMemory memory = session_->forecast(config_, mesh_, student_config_, &teacher_config_);
-  recompute_ = memory.recompute;
-  report_.note(describe(memory));
+  const StageMemory planned =
+      forecast_stage(config_, session_, mesh_, student_config_, &teacher_config_);
+  recompute_ = planned.recompute;
+  report_.note(describe(planned));
   report_.note(
       fmt::format("{} to {}: rows of {} tokens in {} document(s), {} a step, {}, recompute {}",
                   options_.model,
@@ -274,27 +275,27 @@ void StepBench::run_all() {
                    false});
   gradients_ = std::make_unique<Gradients>(context_, student_->table(), mesh_.world());
   optimizer_ = std::make_unique<Optimizer>(
-      context_, student_->weights(), config_.optimizer, &session_->host_memory());
+      context_, student_->weights(), config_.optimizer, &session_.host_memory());
   if (stage_steps.align > 0) {
     run_stage(StageKind::align);
   }
   if (stage_steps.distill > 0) {
     run_stage(StageKind::distill);
   }
-  const Memory& account = context_.memory;
+  const Memory& memory = context_.memory;
   const auto bytes_row = [&](const std::string& name, std::size_t bytes) {
     const auto value = static_cast<double>(bytes);
     report_.add({.name = name, .unit = "bytes", .ours = value, .low = value, .high = value});
   };
   for (std::size_t index = 0; index < static_cast<std::size_t>(Region::count); ++index) {
     const auto region = static_cast<Region>(index);
-    if (account.peak_bytes(region) > 0) {
+    if (memory.peak_bytes(region) > 0) {
       std::string name = fmt::format("{}_{}", label("memory"), name_of(region));
       std::ranges::replace(name, ' ', '_');
-      bytes_row(name, account.peak_bytes(region));
+      bytes_row(name, memory.peak_bytes(region));
     }
   }
-  bytes_row(label("memory"), account.peak_bytes());
+  bytes_row(label("memory"), memory.peak_bytes());
 }
 
 }  // namespace

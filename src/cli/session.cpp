@@ -104,47 +104,6 @@ Session::Session(const RunConfig& config, std::unique_ptr<Communicator> world)
       host_world_(std::move(world)),
       backend_(open_backend(config, *host_world_)) {}
 
-StageMemory Session::forecast(const RunConfig& config,
-                              const Mesh& mesh,
-                              const ModelConfig& student,
-                              const ModelConfig* teacher) const {
-  PlanInputs inputs{.config = config,
-                    .student = student,
-                    .teacher_storage = dtype_,
-                    .ranks = mesh.world().size(),
-                    .ranks_per_node = mesh.node().size()};
-  if (config.memory.limit_gib == 0.0) {
-    // One number for all ranks: what is computed again must be the same, for it may communicate.
-    std::size_t least = backend_->free_bytes();
-    for (const std::string& text : gather_texts(mesh.world(), std::to_string(least))) {
-      least = std::min<std::size_t>(least, std::stoull(text));
-    }
-    inputs.config.memory.limit_gib = static_cast<double>(least) / (1024.0 * 1024.0 * 1024.0);
-  }
-  if (teacher != nullptr) {
-    inputs.teacher = *teacher;
-  }
-  return plan_memory(inputs, teacher != nullptr ? StageKind::distill : StageKind::pretrain);
-}
-
-std::string describe(const StageMemory& memory) {
-  std::string text = fmt::format("memory forecast: recompute {}", name_of(memory.recompute.level));
-  if (memory.recompute.richer_layers > 0) {
-    text += fmt::format(", the last {} layers one level less", memory.recompute.richer_layers);
-  }
-  text += fmt::format(
-      "; peak {} on rank {}:", format_bytes(static_cast<double>(memory.peak.total)), memory.rank);
-  for (std::size_t index = 0; index < static_cast<std::size_t>(Region::count); ++index) {
-    const auto region = static_cast<Region>(index);
-    if (memory.peak.of(region) > 0) {
-      text += fmt::format(
-          " {} {},", name_of(region), format_bytes(static_cast<double>(memory.peak.of(region))));
-    }
-  }
-  text.back() = '.';
-  return text;
-}
-
 void fill_random(Stream& stream,
                  const Parameter& parameter,
                  std::uint64_t seed,

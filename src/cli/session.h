@@ -12,8 +12,6 @@
 #include "hf/safetensors.h"
 #include "model/decoder.h"
 #include "parallel/backend.h"
-#include "parallel/mesh.h"
-#include "plan/plan.h"
 #include "plan/start_values.h"
 
 namespace bifocal {
@@ -32,13 +30,8 @@ class Session {
 
   Memory& host_memory() { return backend_->host_memory(); }
 
-  // Memory of distill (without a teacher: of pretrain) before the first allocation. Where
-  // memory.limit_gib sets no limit, a device does: what its rank with the least has free.
-  // Collective.
-  StageMemory forecast(const RunConfig& config,
-                       const Mesh& mesh,
-                       const ModelConfig& student,
-                       const ModelConfig* teacher) const;
+  // Bytes that tensors to come may take; 0: not known.
+  std::size_t free_bytes() const { return backend_->free_bytes(); }
 
   // All ranks, for tensors on the host and on the device. Hands them out once; collective.
   std::unique_ptr<Communicator> take_world() {
@@ -50,9 +43,6 @@ class Session {
   std::unique_ptr<Communicator> host_world_;
   std::unique_ptr<Backend> backend_;
 };
-
-// In one line: what is computed again, the peak, the peak of each region.
-std::string describe(const StageMemory& memory);
 
 // A model with its weights.
 class LoadedModel {

@@ -1,11 +1,14 @@
 // `bifocal train` and `bifocal pretrain`: from a configuration to checkpoints.
+#include <algorithm>
 #include <filesystem>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
 #include "cli/config_options.h"
 #include "cli/session.h"
+#include "cli/stage_forecast.h"
 #include "config/read.h"
 #include "core/file.h"
 #include "core/sha256.h"
@@ -130,7 +133,8 @@ void train(const RunConfig& config, const MpiSession& mpi) {
 
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
-  const StageMemory memory = session.forecast(config, mesh, config_of_student, &teacher_config);
+  const StageMemory memory =
+      forecast_stage(config, session, mesh, config_of_student, &teacher_config);
   for (const std::string& note : {choice.note, steps.note, describe(memory)}) {
     if (!note.empty()) {
       console.print(note);
@@ -216,7 +220,7 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                                  mesh.world(),
                                  {student_placement(config), Region::weights, false},
                                  config);
-  const StageMemory memory = session.forecast(config, mesh, model_config, nullptr);
+  const StageMemory memory = forecast_stage(config, session, mesh, model_config, nullptr);
   console.print(describe(memory));
   std::vector<TrainStage> stages;
   stages.push_back({.name = "pretrain",

@@ -21,11 +21,10 @@ class Recording {
   virtual void replay() = 0;
 };
 
-// `queue` queues ops on the stream and nothing else: no copy to or from the host, no waiting. It is
-// called once now, where the stream only notes it down; on CPUs it is called at every replay. The
-// same
-// ops must have run before, with the same types and shapes: what libraries and kernels set up at
-// their first use cannot be recorded.
+// `queue` queues ops on the stream and nothing else: no copy to or from the host, no waiting.
+// Nothing is computed before the first replay: a GPU's stream notes the ops down, a CPU calls
+// `queue` at each replay. The same ops must have run before with the same types and shapes: what
+// kernels and libraries set up at their first use cannot be recorded.
 std::unique_ptr<Recording> record(CpuStream& stream, std::function<void()> queue);
 std::unique_ptr<Recording> record(CudaStream& stream, std::function<void()> queue);
 
