@@ -354,7 +354,7 @@ void OpsBench::kl_head() {
   if (!wants("kl_head")) {
     return;
   }
-  const std::int64_t chunk = std::min(tokens_, config_.memory.logit_chunk);
+  const std::int64_t chunk = std::min(tokens_, resolved_logit_chunk(config_));
   const Shape row{tokens_, model_.hidden};
   const Shape matrix{model_.vocabulary, model_.hidden};
   const Tensor hidden = random(row);

@@ -73,7 +73,7 @@ class StepBench {
 
   RunConfig config_;
   const StepOptions& options_;
-  const Session& session_;
+  Session& session_;
   Mesh mesh_;
   Timeline timeline_;
   Context context_;
@@ -111,7 +111,7 @@ std::unique_ptr<Stage> StepBench::make_stage(StageKind kind) {
   }
   const LogitLossOptions loss{.temperature = config_.distill_extra.temperature,
                               .ce_share = config_.distill_extra.ce_weight,
-                              .chunk = config_.memory.logit_chunk};
+                              .chunk = resolved_logit_chunk(config_)};
   return std::make_unique<LogitStage>(context_,
                                       student_->decoder(),
                                       &teacher_->decoder(),
@@ -274,7 +274,8 @@ void StepBench::run_all() {
                    Region::weights,
                    false});
   gradients_ = std::make_unique<Gradients>(context_, student_->table(), mesh_.world());
-  optimizer_ = std::make_unique<Optimizer>(context_, student_->weights(), config_.optimizer);
+  optimizer_ = std::make_unique<Optimizer>(
+      context_, student_->weights(), config_.optimizer, &session_.host_memory());
   if (stage_steps.align > 0) {
     run_stage(StageKind::align);
   }

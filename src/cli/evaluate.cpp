@@ -61,7 +61,7 @@ void evaluate(const RunConfig& config, const EvaluateOptions& options, const Mpi
   const std::int64_t count = source.rows_without_repeats(config.evaluate.rows);
 
   Console console(world->rank() == 0);
-  Evaluator evaluator(context, *world, config.memory.logit_chunk);
+  Evaluator evaluator(context, *world, resolved_logit_chunk(config));
   const Divergence divergence =
       evaluator.divergence(student.decoder(), teacher.decoder(), rows, count);
   const std::string name =

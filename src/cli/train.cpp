@@ -77,7 +77,7 @@ void prepare_directory(const TrainSetup& setup, Communicator& world) {
 LogitLossOptions logit_options(const RunConfig& config, double ce_share) {
   return {.temperature = config.distill_extra.temperature,
           .ce_share = ce_share,
-          .chunk = config.memory.logit_chunk};
+          .chunk = resolved_logit_chunk(config)};
 }
 
 StageRows stage_rows(const RowSource& source,

@@ -299,8 +299,8 @@ OptionSection memory_section() {
            .words = {"replicate", "shard"}},
           {.key = "memory.logit_chunk",
            .field = at(section, &Memory::logit_chunk),
-           .help = "tokens whose logits exist at once",
-           .range = kAtLeastOne,
+           .help = "tokens whose logits exist at once; 0: 256 on the CPU, 1536 on GPUs",
+           .range = kNotNegative,
            .unit = "tokens"},
           {.key = "memory.limit_gib",
            .field = at(section, &Memory::limit_gib),
@@ -377,6 +377,13 @@ std::string resolved_dtype(const RunConfig& config) {
                   "[config] wanted run.dtype float32 or float64 with run.device = \"cpu\", got "
                   "bfloat16: set another type, or run.device = \"cuda\"");
   return dtype;
+}
+
+std::int64_t resolved_logit_chunk(const RunConfig& config) {
+  if (config.memory.logit_chunk > 0) {
+    return config.memory.logit_chunk;
+  }
+  return config.run.device == "cuda" ? 1536 : 256;
 }
 
 }  // namespace bifocal

@@ -89,7 +89,7 @@ struct RunConfig {
     std::string recompute = "auto";     // auto, or a level: what the backward pass computes again
     std::int64_t kept_layers = 0;       // last layers that keep as much as the level before
     std::string weights = "replicate";  // student weights: replicate or shard
-    std::int64_t logit_chunk = 256;     // tokens whose logits exist at once
+    std::int64_t logit_chunk = 0;       // tokens whose logits exist at once; 0: by device
     double limit_gib = 0.0;             // most tensor memory of a rank; 0: no limit
   } memory;
 
@@ -108,5 +108,8 @@ struct RunConfig {
 // Throws Error for a type that run.device does not compute in: CPUs have float32 and float64, GPUs
 // bfloat16 and float32.
 std::string resolved_dtype(const RunConfig& config);
+
+// memory.logit_chunk, where 0 is 256 on the CPU and 1,536 on GPUs, whose products want more rows.
+std::int64_t resolved_logit_chunk(const RunConfig& config);
 
 }  // namespace bifocal

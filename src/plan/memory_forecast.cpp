@@ -176,7 +176,7 @@ class DryRun {
       teacher_weights_->acquire(teacher_->head_unit());
     }
     const std::int64_t chunk =
-        std::min(in_->config.memory.logit_chunk, std::max<std::int64_t>(1, shard.tokens()));
+        std::min(resolved_logit_chunk(in_->config), std::max<std::int64_t>(1, shard.tokens()));
     Held logits(ledger_);
     const std::int64_t all = chunk * in_->student.vocabulary;
     const DType wide = sum_type(compute_);

@@ -308,9 +308,9 @@ std::vector<std::string> what_fits(const PlanInputs& inputs, StageKind stage) {
   try_setting(config.memory.recompute != "auto",
               "memory.recompute = \"auto\"",
               [](RunConfig& changed) { changed.memory.recompute = "auto"; });
-  try_setting(config.memory.logit_chunk > 512, "memory.logit_chunk = 512", [](RunConfig& changed) {
-    changed.memory.logit_chunk = 512;
-  });
+  try_setting(resolved_logit_chunk(config) > 512,
+              "memory.logit_chunk = 512",
+              [](RunConfig& changed) { changed.memory.logit_chunk = 512; });
   try_setting(inputs.ranks > 1 && config.memory.weights != "shard",
               "memory.weights = \"shard\"",
               [](RunConfig& changed) { changed.memory.weights = "shard"; });

@@ -1,6 +1,8 @@
 // What the forecast must say by arithmetic alone; tests/train holds it against real steps.
 #include "plan/memory_forecast.h"
 
+#include <limits>
+
 #include <gtest/gtest.h>
 
 namespace bifocal {
@@ -51,14 +53,22 @@ PeakBytes forecast(const RunConfig& config,
       0);
 }
 
-// Bytes of all units with the padding of `ranks` parts, in float32.
-std::int64_t all_units(const ModelConfig& model, std::int64_t ranks) {
+// Bytes of all units with the padding of `ranks` parts, each in whole blocks of 64 bytes.
+std::int64_t all_units(const ModelConfig& model, std::int64_t ranks, std::int64_t element = 4) {
   const ParameterTable table(model);
   std::int64_t bytes = 0;
   for (std::int64_t unit = 0; unit <= table.final_unit(); ++unit) {
-    bytes += 4 * padded_unit_size(table, unit, ranks);
+    bytes += (element * padded_unit_size(table, unit, ranks) + 63) / 64 * 64;
   }
   return bytes;
+}
+
+constexpr std::int64_t kSums = 64;  // two losses and five units' squares, in one block
+
+// Four doubles a token, each tensor in whole blocks of 64 bytes; and an empty tensor of no narrow
+// gradient.
+std::int64_t token_losses(std::int64_t tokens) {
+  return 4 * ((8 * tokens + 63) / 64 * 64) + 64;
 }
 
 TEST(MemoryForecast, PersistentRegionsAreSumsOfParts) {
@@ -67,8 +77,9 @@ TEST(MemoryForecast, PersistentRegionsAreSumsOfParts) {
     const std::int64_t units = all_units(small_model(), ranks);
     EXPECT_EQ(peak.of(Region::weights), units);
     EXPECT_EQ(peak.of(Region::optimizer), 2 * units / ranks);
+    const std::int64_t tokens = (511 + ranks) / ranks;
     EXPECT_EQ(peak.of(Region::loss),
-              2 * 4 * std::min<std::int64_t>(100, (511 + ranks) / ranks) * 256)
+              2 * 4 * std::min<std::int64_t>(100, tokens) * 256 + kSums + token_losses(tokens))
         << ranks;
   }
 }
@@ -134,10 +145,51 @@ TEST(MemoryForecast, UlyssesHoldsAShardWhereLookAheadHoldsARow) {
   EXPECT_GT(heads.of(Region::communication), 0);
 }
 
+// A GPU in bfloat16: weights 2 bytes, master 4, two moments 8 or 4, gradients 4; logits in float32
+// with their gradient in bfloat16.
+TEST(MemoryForecast, NarrowWeightsHaveMastersAndSumsInFloat32) {
+  RunConfig config = small_run();
+  config.run.device = "cuda";
+  const ModelConfig model = small_model();
+  const std::int64_t units = all_units(model, 1);
+  const std::int64_t narrow = all_units(model, 1, 2);
+  const auto peak_of = [&](const char* moments) {
+    config.optimizer.moments = moments;
+    return forecast(config, model, {1, 1}, StageKind::distill);
+  };
+  const PeakBytes wide = peak_of("float32");
+  EXPECT_EQ(wide.of(Region::weights), narrow);
+  EXPECT_EQ(wide.of(Region::gradients), units);
+  EXPECT_EQ(wide.of(Region::optimizer), 3 * units);
+  EXPECT_EQ(peak_of("bfloat16").of(Region::optimizer), units + 2 * narrow);
+  EXPECT_EQ(peak_of("host").of(Region::optimizer), units);
+  EXPECT_EQ(wide.of(Region::loss), (4 + 4 + 2) * 100 * 256 + kSums + token_losses(512) - 64);
+}
+
+TEST(MemoryForecast, EachLevelKeepsLessThanTheOneBefore) {
+  ModelConfig model = small_model();
+  model.layers = 5;
+  model.mixers.assign(5, MixerSettings{.window = 32, .states = States::kv});
+  const ModelConfig teacher = teacher_of(model);
+  std::int64_t before = std::numeric_limits<std::int64_t>::max();
+  for (const RecomputePlan& plan : recompute_plans(model.layers)) {
+    const PeakBytes peak = forecast_memory({.config = small_run(),
+                                            .student = model,
+                                            .teacher = &teacher,
+                                            .mesh = {1, 1},
+                                            .recompute = plan},
+                                           StageKind::distill,
+                                           0);
+    EXPECT_LE(peak.total, before) << name_of(plan.level) << " " << plan.richer_layers;
+    before = peak.total;
+  }
+}
+
 TEST(MemoryForecast, PretrainingHoldsNoTeacher) {
   const PeakBytes peak = forecast(small_run(), small_model(), {1, 1}, StageKind::pretrain);
   EXPECT_EQ(peak.of(Region::teacher_weights), 0);
-  EXPECT_EQ(peak.of(Region::loss), 4 * 100 * 256 + 64);  // the smallest block for no teacher logits
+  // The smallest block for no teacher logits, another for no narrow gradient.
+  EXPECT_EQ(peak.of(Region::loss), 4 * 100 * 256 + 2 * 64 + kSums + token_losses(512) - 64);
 }
 
 TEST(MemoryForecast, TheTotalIsAtMostTheSumOfTheRegions) {

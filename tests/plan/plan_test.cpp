@@ -99,6 +99,29 @@ TEST(Plan, PretrainNeedsNoTeacher) {
   EXPECT_EQ(plan.stages[0].memory.of(Region::teacher_weights), 0);
 }
 
+// One card of 80 GB (79.6 GiB, of which 3 % lie between tensors) holds the 4B pair with narrow
+// moments or moments on the host; one of 141 GB with float32 moments.
+TEST(Plan, KeepsAsMuchAsACardHolds) {
+  PlanInputs inputs = qwen3_4b_run("bifocal", 1);
+  inputs.config.run.device = "cuda";
+  inputs.config.memory.recompute = "auto";
+  inputs.config.memory.limit_gib = 139.0;
+  const StageMemory large = plan_memory(inputs, StageKind::distill);
+  EXPECT_LE(static_cast<double>(large.peak.total), usable_bytes(inputs.config));
+  EXPECT_GT(static_cast<double>(large.peak.total), 0.97 * usable_bytes(inputs.config));
+  EXPECT_LT(large.recompute.level, Recompute::block);
+
+  inputs.config.memory.limit_gib = 79.6;
+  const std::string error = error_of(inputs);
+  EXPECT_TRUE(contains(error, "optimizer.moments = \"bfloat16\" ("));
+  EXPECT_TRUE(contains(error, "optimizer.moments = \"host\" ("));
+  EXPECT_TRUE(contains(error, "2 ranks in one sequence group"));
+  for (const char* moments : {"bfloat16", "host"}) {
+    inputs.config.optimizer.moments = moments;
+    EXPECT_EQ(make_plan(inputs).stages.back().kind, StageKind::distill);
+  }
+}
+
 TEST(Plan, RefusesWhatCannotRun) {
   PlanInputs inputs = qwen3_4b_run("bifocal", 5);
   EXPECT_TRUE(contains(error_of(inputs), "5 data ranks cannot share evenly"));
@@ -119,7 +142,7 @@ TEST(Plan, RefusesWhatCannotRun) {
 
   inputs = qwen3_4b_run("bifocal", 8);
   inputs.config.memory.limit_gib = 1.0;
-  EXPECT_TRUE(contains(error_of(inputs), "memory.limit_gib allows 1.00 GiB"));
+  EXPECT_TRUE(contains(error_of(inputs), "memory.limit_gib leaves 1.00 GiB to tensors"));
 
   inputs = qwen3_4b_run("bifocal", 8);
   inputs.student.vocabulary -= 1;
