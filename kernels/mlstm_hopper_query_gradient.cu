@@ -6,7 +6,7 @@ namespace bifocal {
 namespace hopper {
 namespace {
 
-constexpr float kTiny = 1e-30F;
+[[maybe_unused]] constexpr float kTiny = 1e-30F;
 constexpr int kTermStride = kMlstmChunk + 1;
 
 template <int D>
@@ -27,10 +27,10 @@ struct QueryMemory {
 
 // From terms[t][j] = w_tj s_tj dw_tj of all query heads, which is overwritten: sums over what
 // decays through each token and over what reads it.
-__device__ inline void differentiate_logs(const MlstmArrays<BFloat16>& a,
-                                          float* terms,
-                                          int chunk,
-                                          int state) {
+[[maybe_unused]] __device__ inline void differentiate_logs(const MlstmArrays<BFloat16>& a,
+                                                           float* terms,
+                                                           int chunk,
+                                                           int state) {
   constexpr int kAhead = 8;
   const int i = static_cast<int>(threadIdx.x);
   if (i < kMlstmChunk) {
