@@ -31,22 +31,32 @@ void hopper_mlstm_backward(CudaStream& stream,
                            const MlstmScanTargets& states,
                            const MlstmScanTargets& gradients) {
   const MlstmShape& shape = a.shape;
-  HopperMlstm m{.a = a,
-                .entering = take_states(scratch, shape),
-                .leaving = take_states(scratch, shape),
-                .reads = scratch.take<MlstmReadScalars>(static_cast<std::int64_t>(shape.heads) *
-                                                        shape.chunks)};
+  const std::int64_t head_chunks = static_cast<std::int64_t>(shape.heads) * shape.chunks;
+  const HopperMlstm m{.a = a,
+                      .entering = take_states(scratch, shape),
+                      .leaving = take_states(scratch, shape),
+                      .reads = scratch.take<MlstmReadScalars>(head_chunks),
+                      .read_scales = scratch.take<MlstmRowScales>(head_chunks)};
   const hopper::MlstmMaps maps{.q = map_of(shape, a.q, shape.heads),
                                .k = map_of(shape, a.k, shape.states),
                                .v = map_of(shape, a.v, shape.v_heads),
                                .d_h = map_of(shape, a.d_h, shape.heads)};
-  mma_mlstm_sums(stream, a);
-  scan_mlstm_states_rounded(stream, shape, a.scalars, a.x, m.entering, states);
+  auto* write_scales =
+      scratch.take<MlstmRowScales>(static_cast<std::int64_t>(shape.states) * shape.chunks);
+  hopper::mlstm_write_scales(stream, shape, a.scalars, write_scales);
+  hopper::mlstm_states(stream,
+                       scratch,
+                       m,
+                       {maps.k, maps.v, write_scales, 1, shape.holders, false},
+                       m.entering,
+                       states);
   hopper::mlstm_query_gradients(stream, m, maps);
-  MlstmArrays<BFloat16> reads = a;
-  reads.d_x = a.x;  // the chunks' own sums are used up
-  mma_mlstm_read_sums(stream, reads);
-  scan_mlstm_gradients_rounded(stream, shape, a.scalars, a.x, m.leaving, gradients);
+  hopper::mlstm_states(stream,
+                       scratch,
+                       m,
+                       {maps.q, maps.d_h, m.read_scales, shape.readers, 1, true},
+                       m.leaving,
+                       gradients);
   hopper::mlstm_key_gradients(stream, m, maps);
 }
 

@@ -26,29 +26,24 @@ struct MlstmReadScalars {
   float delta[kMlstmChunk];
 };
 
+// What scales rows of a chunk in a sum of outer products for [C, n], and the same rows' weight in n
+// beside that; zeros past the row's end.
+struct alignas(16) MlstmRowScales {
+  float scale[kMlstmChunk];
+  float extra[kMlstmChunk];
+  float pass;  // what a state keeps across the chunk
+};
+
 struct HopperMlstm {
   MlstmArrays<BFloat16> a;
   MlstmRoundedStates entering, leaving;  // states, and gradients of those after chunks
   MlstmReadScalars* reads;               // [heads, chunks]
+  MlstmRowScales* read_scales;           // [heads, chunks], of queries for gradients of states
 };
 
-// As scan_mlstm_states and scan_mlstm_gradients, but x is only read. dim is 64 or 128.
-void scan_mlstm_states_rounded(CudaStream& stream,
-                               const MlstmShape& shape,
-                               const MlstmScalars& scalars,
-                               float* x,
-                               const MlstmRoundedStates& to,
-                               const MlstmScanTargets& targets);
-void scan_mlstm_gradients_rounded(CudaStream& stream,
-                                  const MlstmShape& shape,
-                                  const MlstmScalars& scalars,
-                                  float* d_x,
-                                  const MlstmRoundedStates& to,
-                                  const MlstmScanTargets& targets);
-
 // The whole backward pass but the gates' gradients, which come from a.logs of one part each: where
-// kernels, device, width and pointers allow it. Wants room in a.x, a.inverse and a.delta; a.d_x and
-// a.h are not used.
+// kernels, device, width and pointers allow it. a.x, a.d_x, a.h, a.inverse and a.delta are not
+// used.
 bool has_hopper_mlstm_backward(const MlstmArrays<BFloat16>& a);
 void hopper_mlstm_backward(CudaStream& stream,
                            DeviceScratch& scratch,
@@ -62,7 +57,28 @@ struct MlstmMaps {
   CUtensorMap q, k, v, d_h;
 };
 
-// d_q, reads, inverse, delta and what gates get of them.
+// Sums over each chunk of outer products of scaled rows, of `repeats` heads for each state.
+struct MlstmOuterSums {
+  CUtensorMap left, right;       // [tokens, heads, dim]
+  const MlstmRowScales* scales;  // [heads of left, chunks]
+  int repeats;                   // heads of left for each state
+  int left_of_right;             // and for each head of right
+  bool reverse;                  // from right to left
+};
+
+// Scales of keys for the states.
+void mlstm_write_scales(CudaStream& stream,
+                        const MlstmShape& shape,
+                        const MlstmScalars& scalars,
+                        MlstmRowScales* to);
+// States before all chunks in the sums' direction, and the ends of the row.
+void mlstm_states(CudaStream& stream,
+                  DeviceScratch& scratch,
+                  const HopperMlstm& m,
+                  const MlstmOuterSums& sums,
+                  const MlstmRoundedStates& to,
+                  const MlstmScanTargets& targets);
+// d_q, the scalars of reads and what gates get of them.
 void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps);
 // d_k, d_v and what gates get of them.
 void mlstm_key_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps);

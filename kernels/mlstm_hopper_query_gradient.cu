@@ -6,9 +6,6 @@ namespace bifocal {
 namespace hopper {
 namespace {
 
-constexpr float kTiny = 1e-30F;
-constexpr int kTermStride = kMlstmChunk + 1;
-
 template <int D>
 struct QueryMemory {
   static constexpr int kTile = kMlstmChunk * D;
@@ -18,50 +15,7 @@ struct QueryMemory {
   MlstmChunkScalars scalars;
   float n[D];
   Barrier own, reads;
-
-  __device__ float* terms() {
-    static_assert(3 * kTile * sizeof(BFloat16) >= sizeof(float) * kMlstmChunk * kTermStride);
-    return reinterpret_cast<float*>(v);
-  }
 };
-
-// From terms[t][j] = w_tj s_tj dw_tj of all query heads, which is overwritten: sums over what
-// decays through each token and over what reads it.
-__device__ inline void differentiate_logs(const MlstmArrays<BFloat16>& a,
-                                          float* terms,
-                                          int chunk,
-                                          int state) {
-  constexpr int kAhead = 8;
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < kMlstmChunk) {
-    float sum = 0.0F;
-#pragma unroll 1
-    for (int last = kMlstmChunk - 1; last >= 0; last -= kAhead) {
-      float term[kAhead];
-#pragma unroll
-      for (int step = 0; step < kAhead; ++step) {
-        term[step] = terms[(last - step) * kTermStride + i];
-      }
-#pragma unroll
-      for (int step = 0; step < kAhead; ++step) {
-        sum += term[step];
-        terms[(last - step) * kTermStride + i] = sum;
-      }
-    }
-  }
-  __syncthreads();
-  if (i < a.shape.length(chunk)) {
-    float through = 0.0F;
-#pragma unroll 8
-    for (int j = 0; j < kMlstmChunk; ++j) {
-      through += j < i ? terms[i * kTermStride + j] : 0.0F;
-    }
-    const std::int64_t at =
-        static_cast<std::int64_t>(state) * a.shape.tokens + chunk * kMlstmChunk + i;
-    a.logs.through[at] = through;
-    a.logs.written[at] = terms[i * (kTermStride + 1)];
-  }
-}
 
 template <int D>
 class QueryGradient {
@@ -96,14 +50,23 @@ class QueryGradient {
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kMlstmChunk / 2; ++i) {
-      memory_.terms()[sum_row(i) * kTermStride + sum_column(i)] = terms[i];
+      shared_terms()[sum_row(i) * kTermStride + sum_column(i)] = terms[i];
     }
     __syncthreads();
-    differentiate_logs(a, memory_.terms(), chunk_, state_);
+    differentiate_logs();
   }
 
  private:
+  static constexpr float kTiny = 1e-30F;
+  static constexpr int kTermStride = kMlstmChunk + 1;
   static constexpr int kTileBytes = QueryMemory<D>::kTile * static_cast<int>(sizeof(BFloat16));
+
+  // [64][kTermStride]
+  __device__ float* shared_terms() const {
+    static_assert(3 * QueryMemory<D>::kTile * sizeof(BFloat16) >=
+                  sizeof(float) * kMlstmChunk * kTermStride);
+    return reinterpret_cast<float*>(memory_.v);
+  }
 
   // By one thread.
   __device__ void load_reads(int reader) {
@@ -260,21 +223,60 @@ class QueryGradient {
   }
 
   __device__ void store_scalars(int head, const float (&inverse)[2], const float (&delta)[2]) {
-    MlstmReadScalars& to = m_.reads[static_cast<std::int64_t>(head) * m_.a.shape.chunks + chunk_];
-    const std::int64_t at =
-        static_cast<std::int64_t>(head) * m_.a.shape.tokens + chunk_ * kMlstmChunk;
+    const std::int64_t at = static_cast<std::int64_t>(head) * m_.a.shape.chunks + chunk_;
+    MlstmReadScalars& read = m_.reads[at];
+    MlstmRowScales& scales = m_.read_scales[at];
     if (lane_of_warp() % 4 == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = chunk_row() + half * 8;
         const bool present = row < length_;
-        to.inverse[row] = present ? inverse[half] : 0.0F;
-        to.delta[row] = present ? delta[half] : 0.0F;
-        if (present) {
-          m_.a.inverse[at + row] = inverse[half];
-          m_.a.delta[at + row] = delta[half];
+        read.inverse[row] = present ? inverse[half] : 0.0F;
+        read.delta[row] = present ? delta[half] : 0.0F;
+        scales.scale[row] = present ? memory_.scalars.carry[row] * inverse[half] : 0.0F;
+        scales.extra[row] = present ? delta[half] / inverse[half] : 0.0F;
+      }
+    }
+    if (threadIdx.x == 0) {
+      scales.pass =
+          m_.a.scalars.pass[static_cast<std::int64_t>(state_) * m_.a.shape.chunks + chunk_];
+    }
+  }
+
+  // From terms[t][j] = w_tj s_tj dw_tj of all query heads, which is overwritten: sums over what
+  // decays through each token and over what reads it.
+  __device__ void differentiate_logs() const {
+    const MlstmArrays<BFloat16>& a = m_.a;
+    float* all = shared_terms();
+    constexpr int kAhead = 8;
+    const int i = static_cast<int>(threadIdx.x);
+    if (i < kMlstmChunk) {
+      float sum = 0.0F;
+#pragma unroll 1
+      for (int last = kMlstmChunk - 1; last >= 0; last -= kAhead) {
+        float term[kAhead];
+#pragma unroll
+        for (int step = 0; step < kAhead; ++step) {
+          term[step] = all[(last - step) * kTermStride + i];
+        }
+#pragma unroll
+        for (int step = 0; step < kAhead; ++step) {
+          sum += term[step];
+          all[(last - step) * kTermStride + i] = sum;
         }
       }
+    }
+    __syncthreads();
+    if (i < length_) {
+      float through = 0.0F;
+#pragma unroll 8
+      for (int j = 0; j < kMlstmChunk; ++j) {
+        through += j < i ? all[i * kTermStride + j] : 0.0F;
+      }
+      const std::int64_t at =
+          static_cast<std::int64_t>(state_) * a.shape.tokens + chunk_ * kMlstmChunk + i;
+      a.logs.through[at] = through;
+      a.logs.written[at] = all[i * (kTermStride + 1)];
     }
   }
 
