@@ -60,11 +60,19 @@ class PinnedSource final : public MemorySource {
 class CudaBackend final : public Backend {
  public:
   CudaBackend(int device, std::size_t limit_bytes)
-      : cuda_({.device = device, .limit_bytes = limit_bytes}) {}
+      : limit_(limit_bytes), cuda_({.device = device, .limit_bytes = limit_bytes}) {}
 
   Stream& stream() override { return stream_; }
 
   Memory& memory() override { return cuda_.memory(); }
+
+  std::size_t free_bytes() const override {
+    std::size_t free = 0;
+    std::size_t total = 0;
+    BIFOCAL_CUDA(cudaMemGetInfo(&free, &total));
+    const std::size_t held = cuda_.memory().held_bytes();
+    return limit_ == 0 ? free : std::min(free, limit_ - std::min(limit_, held));
+  }
 
   Memory& host_memory() override { return host_memory_; }
 
@@ -73,7 +81,8 @@ class CudaBackend final : public Backend {
   }
 
  private:
-  CudaStream cuda_;
+  std::size_t limit_;
+  mutable CudaStream cuda_;
   Stream stream_{&cuda_};
   Memory host_memory_{std::make_unique<PinnedSource>(cuda_)};
 };

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <memory>
 #include <type_traits>
+#include <vector>
 
 #include <cuda_runtime.h>
 
@@ -37,6 +38,11 @@ class CudaStream {
   // Blocks given back are used again in the stream's order: other streams need an event.
   Memory& memory() { return *memory_; }
 
+  // While set, ops' scratch goes there instead of back to the memory (ops/recording.h).
+  void keep_scratch(std::vector<Tensor>* keeper) { scratch_keeper_ = keeper; }
+
+  std::vector<Tensor>* scratch_keeper() const { return scratch_keeper_; }
+
   // Host memory on the way to the device and back.
   PinnedRing& ring();
 
@@ -54,6 +60,7 @@ class CudaStream {
   int device_;
   std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> handle_;
   std::unique_ptr<Memory> memory_;
+  std::vector<Tensor>* scratch_keeper_ = nullptr;
   std::unique_ptr<PinnedRing> ring_;
   std::unique_ptr<CublasLt> blas_;
 };

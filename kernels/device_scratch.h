@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <vector>
 
 #include "kernels/cuda_stream.h"
@@ -12,7 +13,19 @@ namespace bifocal {
 // use it are still queued. Contents are undefined.
 class DeviceScratch {
  public:
-  explicit DeviceScratch(CudaStream& stream) : memory_(stream.memory()) {}
+  explicit DeviceScratch(CudaStream& stream)
+      : memory_(stream.memory()), keeper_(stream.scratch_keeper()) {}
+
+  ~DeviceScratch() {
+    if (keeper_ != nullptr) {
+      keeper_->insert(keeper_->end(),
+                      std::make_move_iterator(blocks_.begin()),
+                      std::make_move_iterator(blocks_.end()));
+    }
+  }
+
+  DeviceScratch(const DeviceScratch&) = delete;
+  DeviceScratch& operator=(const DeviceScratch&) = delete;
 
   // Room for `count` elements, aligned to 512 bytes. Throws Error when memory runs out.
   template <class T>
@@ -24,6 +37,7 @@ class DeviceScratch {
 
  private:
   Memory& memory_;
+  std::vector<Tensor>* keeper_;
   std::vector<Tensor> blocks_;
 };
 

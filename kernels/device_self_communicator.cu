@@ -29,7 +29,7 @@ class DeviceSelfCommunicator final : public Communicator {
     return {};
   }
 
-  Pending start_reduce_scatter(const TensorView& part, const ConstTensorView& whole) override {
+  Pending start_reduce_scatter(const TensorView& part, const TensorView& whole) override {
     if (!is_on_device(part.data)) {
       return host_->start_reduce_scatter(part, whole);
     }

@@ -60,6 +60,23 @@ void chunk_reads(CudaStream& stream, const MlstmArrays<BFloat16>& a) {
   has_mma_mlstm(a, false) ? mma_mlstm_reads(stream, a) : plain_mlstm_reads(stream, a);
 }
 
+// The whole forward pass on Hopper; false where it does not serve.
+bool read_in_segments(CudaStream& /*stream*/,
+                      const MlstmArrays<float>& /*a*/,
+                      const MlstmScanTargets& /*targets*/) {
+  return false;
+}
+
+bool read_in_segments(CudaStream& stream,
+                      const MlstmArrays<BFloat16>& a,
+                      const MlstmScanTargets& targets) {
+  if (!has_hopper_mlstm(a)) {
+    return false;
+  }
+  hopper_mlstm_forward(stream, a, targets);
+  return true;
+}
+
 void chunk_read_gradients(CudaStream& stream, const MlstmArrays<float>& a) {
   plain_mlstm_read_gradients(stream, a);
 }
@@ -86,23 +103,37 @@ void chunk_gradients(CudaStream& stream, DeviceScratch& scratch, MlstmArrays<BFl
   }
 }
 
-// The scalars and the states before all chunks.
 template <class T>
-MlstmArrays<T> enter_chunks(CudaStream& stream,
-                            DeviceScratch& scratch,
-                            const MlstmInputs& inputs,
-                            const MlstmScanTargets& targets) {
+MlstmArrays<T> scan_gates(CudaStream& stream, DeviceScratch& scratch, const MlstmInputs& inputs) {
   MlstmArrays<T> a{};
   a.shape = mlstm_shape(mlstm_sizes(inputs));
   a.scalars = scan_mlstm_gates(stream, scratch, a.shape, inputs);
   a.q = inputs.q ? inputs.q.as<T>() : nullptr;
   a.k = inputs.k.as<T>();
   a.v = inputs.v.as<T>();
+  return a;
+}
+
+// The states before all chunks.
+template <class T>
+void make_states(CudaStream& stream,
+                 DeviceScratch& scratch,
+                 const MlstmScanTargets& targets,
+                 MlstmArrays<T>& a) {
   a.x = scratch.take<float>(a.shape.state_at(a.shape.chunks, 0));
   if (a.shape.tokens > 0) {
     chunk_sums(stream, a);
   }
   scan_mlstm_states(stream, a.shape, a.scalars, a.x, targets);
+}
+
+template <class T>
+MlstmArrays<T> enter_chunks(CudaStream& stream,
+                            DeviceScratch& scratch,
+                            const MlstmInputs& inputs,
+                            const MlstmScanTargets& targets) {
+  MlstmArrays<T> a = scan_gates<T>(stream, scratch, inputs);
+  make_states(stream, scratch, targets, a);
   return a;
 }
 
@@ -116,10 +147,13 @@ void forward(CudaStream& stream, const MlstmForward& op) {
   MlstmScanTargets targets = from_initial(op.inputs);
   targets.end_c = floats(op.final.c);
   targets.end_n = floats(op.final.n);
-  MlstmArrays<T> a = enter_chunks<T>(stream, scratch, op.inputs, targets);
+  MlstmArrays<T> a = scan_gates<T>(stream, scratch, op.inputs);
   a.h_out = op.h.as<T>();
-  if (a.shape.tokens > 0) {
-    chunk_reads(stream, a);
+  if (!read_in_segments(stream, a, targets)) {
+    make_states(stream, scratch, targets, a);
+    if (a.shape.tokens > 0) {
+      chunk_reads(stream, a);
+    }
   }
   if (op.final) {
     store_mlstm_scalars(stream, a.scalars, a.shape.states, op.final.m.as<float>(), nullptr);

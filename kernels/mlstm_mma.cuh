@@ -25,48 +25,11 @@ __host__ __device__ constexpr int mlstm_blocks() {
 #endif
 }
 
-// Exponents as sums of two floats: (row + column) is exact or rounds by less than a roundoff of
-// itself, so the parts below add what float32 sums would have lost.
-struct MlstmChunkScalars {
-  float row_high[kMlstmChunk], row_low[kMlstmChunk];
-  float column_high[kMlstmChunk], column_low[kMlstmChunk];
-  float carry[kMlstmChunk];  // u_t
-  float write[kMlstmChunk];  // w_j, at the scale of the chunk's end
-  int first[kMlstmChunk];    // first token seen, in the chunk's numbering; 64 past the end
-
-  // By threads [0, 64). Ends without a barrier.
-  __device__ void load(const MlstmShape& shape, const MlstmScalars& from, int chunk, int state) {
-    const int t = static_cast<int>(threadIdx.x);
-    if (t >= kMlstmChunk) {
-      return;
-    }
-    const int begin = chunk * kMlstmChunk;
-    const int length = shape.length(chunk);
-    const std::int64_t at = static_cast<std::int64_t>(state) * shape.tokens + begin;
-    const bool present = t < length;
-    const double row = present ? from.row[at + t] : 0.0;
-    const double column = present ? from.column[at + t] : 0.0;
-    row_high[t] = static_cast<float>(row);
-    row_low[t] = rest_of(row, row_high[t]);
-    column_high[t] = static_cast<float>(column);
-    column_low[t] = rest_of(column, column_high[t]);
-    const int seen = present ? from.first[begin + t] : 0;
-    first[t] = present ? max(seen - begin, 0) : kMlstmChunk;
-    const double before = from.before[static_cast<std::int64_t>(state) * shape.chunks + chunk];
-    carry[t] = present && seen < 0 ? mlstm_weight(row, before) : 0.0F;
-    const bool written = present && begin + t >= from.first[begin + length - 1];
-    write[t] = written ? mlstm_weight(from.row[at + length - 1], column) : 0.0F;
-  }
-
+struct MlstmChunkScalars : MlstmChunkValues {
   // D_tj.
   __device__ float weight(int t, int j) const {
-    const float x = (row_high[t] + column_high[j]) + (row_low[t] + column_low[j]);
+    const float x = exponent(t, j);
     return j <= t && j >= first[t] ? exp2_fast(x) : 0.0F;
-  }
-
-  // An infinite gate leaves no rest.
-  __device__ static float rest_of(double x, float high) {
-    return isinf(high) ? 0.0F : static_cast<float>(x - static_cast<double>(high));
   }
 };
 

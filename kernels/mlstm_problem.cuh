@@ -69,6 +69,53 @@ __device__ inline float mlstm_weight(double row, double column) {
   return exp2f(static_cast<float>(row + column));
 }
 
+// A chunk's scalars as kernels on tensor cores read them. Exponents are sums of two floats: (row +
+// column) is exact or rounds by less than a roundoff of itself, so the parts below add what float32
+// sums would have lost.
+struct MlstmChunkValues {
+  float row_high[kMlstmChunk], row_low[kMlstmChunk];
+  float column_high[kMlstmChunk], column_low[kMlstmChunk];
+  float carry[kMlstmChunk];  // u_t
+  float write[kMlstmChunk];  // w_j, at the scale of the chunk's end
+  int first[kMlstmChunk];    // first token seen, in the chunk's numbering; 64 past the end
+
+  // By threads [0, 64). Ends without a barrier.
+  __device__ void load(const MlstmShape& shape, const MlstmScalars& from, int chunk, int state) {
+    const int t = static_cast<int>(threadIdx.x);
+    if (t >= kMlstmChunk) {
+      return;
+    }
+    const int begin = chunk * kMlstmChunk;
+    const int length = shape.length(chunk);
+    const std::int64_t at = static_cast<std::int64_t>(state) * shape.tokens + begin;
+    const bool present = t < length;
+    const double row = present ? from.row[at + t] : 0.0;
+    const double column = present ? from.column[at + t] : 0.0;
+    row_high[t] = static_cast<float>(row);
+    row_low[t] = rest_of(row, row_high[t]);
+    column_high[t] = static_cast<float>(column);
+    column_low[t] = rest_of(column, column_high[t]);
+    const int seen = present ? from.first[begin + t] : 0;
+    first[t] = present ? max(seen - begin, 0) : kMlstmChunk;
+    const double before = from.before[static_cast<std::int64_t>(state) * shape.chunks + chunk];
+    carry[t] = present && seen < 0 ? mlstm_weight(row, before) : 0.0F;
+    const bool written = present && begin + t >= from.first[begin + length - 1];
+    write[t] = written ? mlstm_weight(from.row[at + length - 1], column) : 0.0F;
+  }
+
+  // Of the weight of token j in the read of token t.
+  __device__ float exponent(int t, int j) const {
+    return (row_high[t] + column_high[j]) + (row_low[t] + column_low[j]);
+  }
+
+  __device__ bool sees(int t, int j) const { return j <= t && j >= first[t]; }
+
+  // An infinite gate leaves no rest.
+  __device__ static float rest_of(double x, float high) {
+    return isinf(high) ? 0.0F : static_cast<float>(x - static_cast<double>(high));
+  }
+};
+
 // Fills the scalars for inputs.initial.m (natural, [states]) or, where null, an empty state.
 MlstmScalars scan_mlstm_gates(CudaStream& stream,
                               DeviceScratch& scratch,
@@ -160,6 +207,13 @@ void mma_mlstm_sums(CudaStream& stream, const MlstmArrays<BFloat16>& a);
 void mma_mlstm_reads(CudaStream& stream, const MlstmArrays<BFloat16>& a);
 void mma_mlstm_read_gradients(CudaStream& stream, const MlstmArrays<BFloat16>& a);
 void mma_mlstm_gradients(CudaStream& stream, const MlstmArrays<BFloat16>& a);
+
+// The forward pass by Hopper's own instructions, states and all: whether kernels, device, width and
+// pointers allow it; the same result within rounding.
+bool has_hopper_mlstm(const MlstmArrays<BFloat16>& a);
+void hopper_mlstm_forward(CudaStream& stream,
+                          const MlstmArrays<BFloat16>& a,
+                          const MlstmScanTargets& targets);
 
 // d_i_gate and d_f_gate from the gradients of log weights.
 void mlstm_gate_gradients(CudaStream& stream,

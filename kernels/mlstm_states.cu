@@ -7,7 +7,8 @@
 namespace bifocal {
 namespace {
 
-constexpr int kAhead = 8;  // chunks whose numbers are loaded before the first is used
+constexpr int kAhead = 12;        // chunks whose numbers are under way
+constexpr int kScanThreads = 64;  // of a block
 
 // States are stored with m rounded to float32: what brings C and n to that scale.
 __device__ inline float scale_of_rounded(double m) {
@@ -46,46 +47,83 @@ __device__ inline void store_end(const Scan& scan, int state, std::int64_t eleme
   }
 }
 
+// N numbers of kAhead neighbouring chunks, in the scan's direction.
+template <int N>
+struct ChunkBatch {
+  Vector<float, N> own[kAhead];
+  float pass[kAhead];
+
+  __device__ void load(const Scan& scan, const float* x, const float* all_pass, int begin) {
+#pragma unroll
+    for (int i = 0; i < kAhead; ++i) {
+      const int step = min(begin + i, scan.shape.chunks - 1);  // past the end: not used
+      const int chunk = scan.reverse ? scan.shape.chunks - 1 - step : step;
+      own[i] = load_vector<N>(x + scan.shape.state_at(chunk, 0), 0);
+      pass[i] = all_pass[chunk];
+    }
+  }
+};
+
 // x[chunk] = what reaches the chunk in the scan's direction; what leaves it is pass times that plus
-// the old x[chunk]. Where nothing passes, what reaches is not multiplied: it may be anything.
-__global__ void __launch_bounds__(kBlockThreads) scan_states_kernel(Scan scan) {
+// the old x[chunk]. Where nothing passes, what reaches is not multiplied: it may be anything. A
+// thread has N neighbouring numbers, and the chunks to come are under way while it works.
+template <int N>
+__global__ void __launch_bounds__(kScanThreads) scan_states_kernel(Scan scan) {
   const MlstmShape& shape = scan.shape;
-  const std::int64_t element = static_cast<std::int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
+  const std::int64_t element =
+      (static_cast<std::int64_t>(blockIdx.x) * kScanThreads + threadIdx.x) * N;
   const int state = static_cast<int>(blockIdx.y);
   if (element >= shape.state_size()) {
     return;
   }
   const float scale = scale_of_rounded(scan.last_m[state]);
-  float reached = start_of(scan, state, element);
-  reached = scan.reverse ? reached * scale : reached;
+  float reached[N];
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    reached[j] = start_of(scan, state, element + j) * (scan.reverse ? scale : 1.0F);
+  }
+  float* x = scan.x + shape.state_at(0, state) + element;
   const float* pass = scan.pass + static_cast<std::int64_t>(state) * shape.chunks;
+  ChunkBatch<N> batch;
+  if (shape.chunks > 0) {
+    batch.load(scan, x, pass, 0);
+  }
   for (int begin = 0; begin < shape.chunks; begin += kAhead) {
-    float own[kAhead];
+    ChunkBatch<N> next;
+    next.load(scan, x, pass, begin + kAhead);
 #pragma unroll
     for (int i = 0; i < kAhead; ++i) {
       const int step = begin + i;
-      const int chunk = scan.reverse ? shape.chunks - 1 - step : step;
-      own[i] = step < shape.chunks ? scan.x[shape.state_at(chunk, state) + element] : 0.0F;
-    }
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const int step = begin + i;
-      const int chunk = scan.reverse ? shape.chunks - 1 - step : step;
       if (step < shape.chunks) {
-        scan.x[shape.state_at(chunk, state) + element] = reached;
-        const float passed = pass[chunk];
-        reached = passed == 0.0F ? own[i] : own[i] + passed * reached;
+        const int chunk = scan.reverse ? shape.chunks - 1 - step : step;
+        Vector<float, N> before;
+#pragma unroll
+        for (int j = 0; j < N; ++j) {
+          const float own = batch.own[i].element[j];
+          before.element[j] = reached[j];
+          reached[j] = batch.pass[i] == 0.0F ? own : own + batch.pass[i] * reached[j];
+        }
+        store_vector<N>(x + shape.state_at(chunk, 0), 0, before);
       }
     }
+    batch = next;
   }
-  store_end(scan, state, element, scan.reverse ? reached : reached * scale);
+#pragma unroll
+  for (int j = 0; j < N; ++j) {
+    store_end(scan, state, element + j, scan.reverse ? reached[j] : reached[j] * scale);
+  }
+}
+
+template <int N>
+void launch_scan(CudaStream& stream, const Scan& scan) {
+  const dim3 grid(static_cast<unsigned>(ceil_div(scan.shape.state_size(), kScanThreads * N)),
+                  static_cast<unsigned>(scan.shape.states));
+  scan_states_kernel<N><<<grid, kScanThreads, 0, stream.handle()>>>(scan);
+  BIFOCAL_CUDA(cudaGetLastError());
 }
 
 void launch_scan(CudaStream& stream, const Scan& scan) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(scan.shape.state_size(), kBlockThreads)),
-                  static_cast<unsigned>(scan.shape.states));
-  scan_states_kernel<<<grid, kBlockThreads, 0, stream.handle()>>>(scan);
-  BIFOCAL_CUDA(cudaGetLastError());
+  scan.shape.dim % 4 == 0 ? launch_scan<4>(stream, scan) : launch_scan<1>(stream, scan);
 }
 
 // The parts of a packed summary: C, n, m, decay; of a packed gradient: d_C, d_n, factor.

@@ -70,38 +70,29 @@ class NcclCommunicator final : public Communicator {
     });
   }
 
-  Pending start_reduce_scatter(const TensorView& part, const ConstTensorView& whole) override {
+  Pending start_reduce_scatter(const TensorView& part, const TensorView& whole) override {
     if (!is_on_device(whole.data)) {
       return host_->start_reduce_scatter(part, whole);
     }
     check_reduce_scatter(part, whole, size_);
     require_on_device("reduce_scatter", part.data);
     // NCCL would round bfloat16 sums at every step, and it knows no mixed types.
-    const bool is_plain = part.dtype == whole.dtype && whole.dtype != DType::bf16;
-    Tensor scratch = take(whole.dtype, is_plain ? part.size() : whole.size());
-    const TensorView sums = scratch;
-    return start("reduce_scatter", whole.bytes(), std::move(scratch), [&](cudaStream_t stream) {
-      if (is_plain) {
-        group_->call("ncclReduceScatter", [&](ncclComm_t comm) {
-          return nccl().reduce_scatter(whole.data,
-                                       sums.data,
-                                       static_cast<std::size_t>(part.size()),
-                                       nccl_type(whole.dtype),
-                                       ncclSum,
-                                       comm,
-                                       stream);
-        });
-      } else {
-        group_->call("ncclSend and ncclRecv", [&](ncclComm_t comm) {
-          return all_to_all(comm,
-                            size_,
-                            whole.data,
-                            sums.data,
-                            whole.bytes() / static_cast<std::size_t>(size_),
-                            stream);
-        });
-      }
-      add_slices(stream, part, sums.data, whole.dtype, is_plain ? 1 : size_);
+    if (part.dtype != whole.dtype || whole.dtype == DType::bf16) {
+      return widen_and_scatter(part, whole);
+    }
+    const TensorView own =
+        whole.reshape({whole.size()}).rows(rank_ * part.size(), (rank_ + 1) * part.size());
+    return start("reduce_scatter", whole.bytes(), {}, [&](cudaStream_t stream) {
+      group_->call("ncclReduceScatter", [&](ncclComm_t comm) {
+        return nccl().reduce_scatter(whole.data,
+                                     own.data,
+                                     static_cast<std::size_t>(part.size()),
+                                     nccl_type(whole.dtype),
+                                     ncclSum,
+                                     comm,
+                                     stream);
+      });
+      add_slices(stream, part, own.data, whole.dtype, 1);
     });
   }
 
@@ -197,6 +188,19 @@ class NcclCommunicator final : public Communicator {
     BIFOCAL_REQUIRE(pointer == nullptr || is_on_device(pointer),
                     "[{}] wanted both tensors on the device, got one on the host",
                     where);
+  }
+
+  // Slices of all ranks, summed here.
+  Pending widen_and_scatter(const TensorView& part, const TensorView& whole) {
+    Tensor scratch = take(whole.dtype, whole.size());
+    const TensorView slices = scratch;
+    return start("reduce_scatter", whole.bytes(), std::move(scratch), [&](cudaStream_t stream) {
+      group_->call("ncclSend and ncclRecv", [&](ncclComm_t comm) {
+        const std::size_t bytes = whole.bytes() / static_cast<std::size_t>(size_);
+        return all_to_all(comm, size_, whole.data, slices.data, bytes, stream);
+      });
+      add_slices(stream, part, slices.data, whole.dtype, size_);
+    });
   }
 
   ncclResult_t send_and_receive(const Messages& messages, ncclComm_t comm, cudaStream_t stream) {

@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(Team::kThreads, Team::kBlocks)
 }
 
 constexpr int kColumns = 32;  // of a block that adds parts
-constexpr int kPartGroups = 16;
+constexpr int kPartGroups = 32;
 
 // d_weight += the parts, in order within a group and group after group.
 __global__ void __launch_bounds__(kColumns* kPartGroups)

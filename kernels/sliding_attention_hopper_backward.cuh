@@ -106,8 +106,7 @@ __device__ void put_tile(BFloat16* tile, const float (&sum)[D / 2], float factor
   const int row = warp_id() % 4 * 16 + lane_id() / 4;
 #pragma unroll
   for (int i = 0; i < D / 4; ++i) {  // eight columns of one of two rows
-    const int column = i / 2 * 8 + lane_id() % 4 * 2;
-    const int at = swizzled_offset(kGroupRows, row + i % 2 * 8, column);
+    const int at = swizzled_offset(kGroupRows, row + i % 2 * 8, i / 2 * 8) + lane_id() % 4 * 2;
     *reinterpret_cast<std::uint32_t*>(tile + at) =
         pack_bfloat16(sum[2 * i] * factor, sum[2 * i + 1] * factor);
   }

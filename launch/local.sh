@@ -2,6 +2,7 @@
 # Runs the program on N ranks of this machine.
 #   launch/local.sh N COMMAND [ARGUMENT ...]      as in: launch/local.sh 2 train --config run.toml
 # BIFOCAL names another binary than build/cpu/bifocal; OMP_NUM_THREADS overrides threads per rank.
+# With run.device = "cuda" each rank takes the GPU of its number: N is at most the number of GPUs.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

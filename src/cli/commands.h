@@ -37,6 +37,7 @@ void add_export_command(CLI::App& app, const CommandContext& context);
 void add_merge_command(CLI::App& app, const CommandContext& context);
 void add_memory_command(CLI::App& app, const CommandContext& context);
 void add_inspect_command(CLI::App& app, const CommandContext& context);
+void add_bench_command(CLI::App& app, const CommandContext& context);
 void add_config_command(CLI::App& app, const CommandContext& context);
 
 }  // namespace bifocal

@@ -48,6 +48,7 @@ void add_commands(CLI::App& app, const CommandContext& context) {
   add_merge_command(app, context);
   add_memory_command(app, context);
   add_inspect_command(app, context);
+  add_bench_command(app, context);
   add_config_command(app, context);
 }
 

@@ -73,6 +73,12 @@ std::string_view work_name(TeacherPlacement work) {
   return work == TeacherPlacement::look_ahead ? "look-ahead" : "ulysses";
 }
 
+std::string describe(const RecomputePlan& recompute) {
+  return recompute.richer_layers == 0
+             ? std::string(name_of(recompute.level))
+             : fmt::format("{} - {} layers", name_of(recompute.level), recompute.richer_layers);
+}
+
 std::vector<Region> used_regions(const Plan& plan) {
   std::vector<Region> regions;
   for (std::size_t index = 0; index < static_cast<std::size_t>(Region::count); ++index) {
@@ -136,6 +142,10 @@ void print_stages(const Plan& plan) {
 }
 
 void print_memory(const Plan& plan) {
+  fmt::print("\n{:<18}", "computed again");
+  for (const PlannedStage& stage : plan.stages) {
+    fmt::print("{:>18}", describe(stage.recompute));
+  }
   fmt::print("\n{:<18}", "memory of a rank");
   for (const PlannedStage& stage : plan.stages) {
     fmt::print("{:>18}", name_of(stage.kind));
@@ -221,6 +231,8 @@ Json stage_json(const PlannedStage& stage) {
           {"tokens", stage.tokens},
           {"trained_parameters", stage.trained},
           {"largest_rank", stage.largest_rank},
+          {"recompute", name_of(stage.recompute.level)},
+          {"kept_layers", stage.recompute.richer_layers},
           {"peak_bytes", stage.memory.total},
           {"peak_bytes_by_region", memory}};
 }

@@ -30,8 +30,8 @@ bool all_bfloat16(const SafetensorsReader& reader, const ModelConfig& config) {
 }
 
 bool has_weights(const fs::path& directory) {
-  return fs::exists(directory / "model.safetensors") ||
-         fs::exists(directory / "model.safetensors.index.json");
+  return !directory.empty() && (fs::exists(directory / "model.safetensors") ||
+                                fs::exists(directory / "model.safetensors.index.json"));
 }
 
 RowSourceOptions row_options(const RunConfig& config, std::int64_t vocabulary, Split split) {

@@ -30,6 +30,9 @@ class Session {
 
   Memory& host_memory() { return backend_->host_memory(); }
 
+  // Bytes that tensors to come may take; 0: not known.
+  std::size_t free_bytes() const { return backend_->free_bytes(); }
+
   // All ranks, for tensors on the host and on the device. Hands them out once; collective.
   std::unique_ptr<Communicator> take_world() {
     return backend_->communicator(std::move(host_world_));
@@ -80,7 +83,7 @@ struct ModelPlacement {
 
 // `config` with weights from a Hugging Face directory, of which each rank reads its own part alone:
 // copied tensors must be there, new ones that are not start at run.student's values. A directory
-// without weights gives random ones from run.seed. Collective.
+// without weights, or none (an empty path), gives random ones from run.seed. Collective.
 LoadedModel load_model(Context context,
                        const ModelConfig& config,
                        const std::filesystem::path& directory,

@@ -1,11 +1,14 @@
 // `bifocal train` and `bifocal pretrain`: from a configuration to checkpoints.
+#include <algorithm>
 #include <filesystem>
+#include <string>
 
 #include <CLI/CLI.hpp>
 
 #include "cli/commands.h"
 #include "cli/config_options.h"
 #include "cli/session.h"
+#include "cli/stage_forecast.h"
 #include "config/read.h"
 #include "core/file.h"
 #include "core/sha256.h"
@@ -23,28 +26,6 @@ namespace fs = std::filesystem;
 
 MeshCounts counts_of(const Mesh& mesh) {
   return {.data = mesh.data_count(), .sequence = mesh.sequence_count()};
-}
-
-RecomputePlan recompute_of(const RunConfig& config,
-                           const Mesh& mesh,
-                           const ModelConfig& student,
-                           const ModelConfig* teacher) {
-  PlanInputs inputs{.config = config,
-                    .student = student,
-                    .teacher_storage = compute_type(config),
-                    .ranks = mesh.world().size(),
-                    .ranks_per_node = mesh.node().size()};
-  if (teacher != nullptr) {
-    inputs.teacher = *teacher;
-  }
-  return choose_recompute(inputs, teacher != nullptr ? StageKind::distill : StageKind::pretrain);
-}
-
-std::string describe(const RecomputePlan& plan) {
-  const std::string text = fmt::format("memory.recompute: {}", name_of(plan.level));
-  return plan.richer_layers == 0
-             ? text
-             : text + fmt::format(", the last {} layers one level less", plan.richer_layers);
 }
 
 Weights::Placement student_placement(const RunConfig& config) {
@@ -152,8 +133,9 @@ void train(const RunConfig& config, const MpiSession& mpi) {
 
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
-  const RecomputePlan recompute = recompute_of(config, mesh, config_of_student, &teacher_config);
-  for (const std::string& note : {choice.note, steps.note, describe(recompute)}) {
+  const StageMemory memory =
+      forecast_stage(config, session, mesh, config_of_student, &teacher_config);
+  for (const std::string& note : {choice.note, steps.note, describe(memory)}) {
     if (!note.empty()) {
       console.print(note);
     }
@@ -204,7 +186,7 @@ void train(const RunConfig& config, const MpiSession& mpi) {
                             &teacher.decoder(),
                             mesh,
                             placement,
-                            recompute,
+                            memory.recompute,
                             logit_options(config, config.distill_extra.ce_weight),
                             stage_rows(rows, config, first, steps.distill));
                       }});
@@ -238,8 +220,8 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                                  mesh.world(),
                                  {student_placement(config), Region::weights, false},
                                  config);
-  const RecomputePlan recompute = recompute_of(config, mesh, model_config, nullptr);
-  console.print(describe(recompute));
+  const StageMemory memory = forecast_stage(config, session, mesh, model_config, nullptr);
+  console.print(describe(memory));
   std::vector<TrainStage> stages;
   stages.push_back({.name = "pretrain",
                     .schedule = config.pretrain,
@@ -251,7 +233,7 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                           nullptr,
                           mesh,
                           TeacherPlacement::look_ahead,
-                          recompute,
+                          memory.recompute,
                           logit_options(config, 1.0),
                           stage_rows(rows, config, first, config.pretrain.steps));
                     }});

@@ -31,6 +31,10 @@ std::string pcre2_version() {
 
 }  // namespace
 
+std::string commit_text() {
+  return BIFOCAL_COMMIT;
+}
+
 std::string version_text() {
   constexpr bool kHasCuda = std::variant_size_v < decltype(Stream::device) >> 1;
   unsigned hdf5_major = 0;

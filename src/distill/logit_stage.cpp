@@ -54,10 +54,13 @@ void LogitStage::queue_step(std::int64_t step, Gradients& gradients, const Tenso
     RowShard shard = make_row_shard(context(), row, mesh().sequence());
     Tensor teacher_hidden;
     if (feed_) {
+      lap(context(), "rows");
       teacher_hidden = feed_->hidden(step * each + index, shard);
+      lap(context(), "teacher forward");
     }
     DecoderKept kept;
     Tensor hidden = student_->forward_kept(shard.layout, shard.ids, recompute_, kept);
+    lap(context(), "student forward");
     const Tensor d_hidden =
         context().memory.empty(Region::activations, context().dtype, hidden.shape());
     loss_({.shard = shard,
@@ -70,7 +73,9 @@ void LogitStage::queue_step(std::int64_t step, Gradients& gradients, const Tenso
           gradients);
     teacher_hidden = Tensor();
     hidden = Tensor();
+    lap(context(), "head and loss");
     student_->backward(shard.layout, kept, d_hidden, gradients);
+    lap(context(), "student backward");
   }
 }
 

@@ -1,9 +1,13 @@
 // Answers: prompts into free slots, one token of every running sequence at a time.
 #include <algorithm>
-#include <optional>
+#include <deque>
+#include <memory>
 
 #include "generate/generator.h"
+#include "ops/mailbox.h"
+#include "ops/recording.h"
 #include "ops/sample.h"
+#include "ops/transfer.h"
 
 namespace bifocal {
 
@@ -25,9 +29,15 @@ void check_prompt(const GenerateRequest& request, std::int64_t vocabulary) {
 struct Running {
   std::int64_t slot;
   std::int64_t request;
-  std::int32_t last;  // drawn, not yet fed
+  std::int64_t queued;  // tokens of its answer that are drawn or will be by steps under way
+
+  bool operator==(const Running& other) const {
+    return slot == other.slot && request == other.request;
+  }
 };
 
+// Steps are queued ahead of what the host has seen where that keeps a device busy: a sequence that
+// turns out to have ended has then been fed a token too many, which is dropped.
 class Answering {
  public:
   Answering(Context context,
@@ -40,9 +50,11 @@ class Answering {
         requests_(requests),
         options_(options),
         events_(events),
+        mailbox_(make_mailbox(context.stream, generator.batch())),
         answers_(requests.size()) {}
 
   std::vector<GeneratedAnswer> run_all() {
+    steps_ahead_ = mailbox_->is_behind() ? 1 : 0;
     for (std::int64_t slot = generator_.batch() - 1; slot >= 0; --slot) {
       generator_.reset(slot);
       free_.push_back(slot);
@@ -53,10 +65,13 @@ class Answering {
       }
       advance();
     }
+    for (; !flights_.empty(); flights_.pop_front()) {
+      mailbox_->take();  // ended sequences alone
+    }
     return std::move(answers_);
   }
 
-  // Request 0 in slot 0 as it stands.
+  // Request 0 in slot 0 as it stands. No step ahead: the sequence goes on from where it ends.
   GeneratedAnswer run_one() {
     free_.push_back(0);
     begin();
@@ -82,61 +97,120 @@ class Answering {
       finish(index);
       return;
     }
-    Running sequence{free_.back(), index, 0};
+    const Running sequence{free_.back(), index, 1};
     free_.pop_back();
-    const ConstTensorView logits =
-        generator_.prefill(sequence.slot, request(index).prompt, options_.prefill_chunk);
-    const std::vector<std::int32_t> drawn = draw(logits, std::span(&sequence, 1));
-    if (take(sequence, drawn[0])) {
+    if (take(sequence, draw_first(sequence))) {
       running_.push_back(sequence);
     }
   }
 
-  void advance() {
-    if (running_.empty()) {
-      return;
-    }
-    std::vector<std::int64_t> slots;
-    std::vector<std::int32_t> ids;
-    for (const Running& sequence : running_) {
-      slots.push_back(sequence.slot);
-      ids.push_back(sequence.last);
-    }
-    const std::vector<std::int32_t> drawn = draw(generator_.feed(slots, ids), running_);
-    std::vector<Running> still;
-    for (std::size_t i = 0; i < running_.size(); ++i) {
-      if (take(running_[i], drawn[i])) {
-        still.push_back(running_[i]);
-      }
-    }
-    running_ = std::move(still);
+  // Reads the prompt and draws the first token, into the sequence's state and for the host.
+  std::int32_t draw_first(const Running& sequence) {
+    const GenerateRequest& asked = request(sequence.request);
+    const ConstTensorView logits =
+        generator_.prefill(sequence.slot, asked.prompt, options_.prefill_chunk);
+    const SequenceState& state = generator_.state();
+    const auto own = [&](const TensorView& all) {
+      return all.rows(sequence.slot, sequence.slot + 1);
+    };
+    const auto set = [&](const TensorView& all, std::int64_t value) {
+      run(context_.stream, Upload{.y = own(all), .x = {&value, DType::i64, {1}}});
+    };
+    set(state.stream, static_cast<std::int64_t>(asked.stream));
+    set(state.drawn, 0);
+    sample(own(state.token), logits, own(state.stream), own(state.drawn));
+    set(state.drawn, 1);
+    std::int32_t id = 0;
+    run(context_.stream, Download{.y = {&id, DType::i32, {1}}, .x = own(state.token)});
+    return id;
   }
 
-  std::vector<std::int32_t> draw(const ConstTensorView& logits,
-                                 std::span<const Running> sequences) const {
-    const auto rows = static_cast<std::int64_t>(sequences.size());
-    std::vector<std::int32_t> ids(sequences.size());
-    std::vector<std::int64_t> streams;
-    std::vector<std::int64_t> indices;
-    for (const Running& sequence : sequences) {
-      streams.push_back(static_cast<std::int64_t>(request(sequence.request).stream));
-      indices.push_back(static_cast<std::int64_t>(
-          answers_[static_cast<std::size_t>(sequence.request)].ids.size()));
-    }
+  void sample(const TensorView& ids,
+              const ConstTensorView& logits,
+              const ConstTensorView& streams,
+              const ConstTensorView& indices) {
     run(context_.stream,
-        Sample{.ids = {ids.data(), DType::i32, {rows}},
+        Sample{.ids = ids,
                .logits = logits,
                .temperature = options_.temperature,
                .top_k = options_.top_k,
                .top_p = options_.top_p,
                .seed = options_.seed,
-               .streams = {streams.data(), DType::i64, {rows}},
-               .indices = {indices.data(), DType::i64, {rows}}});
-    return ids;
+               .streams = streams,
+               .indices = indices});
+  }
+
+  // Queues steps until enough are under way, and takes the tokens of the first.
+  void advance() {
+    while (flights_.size() <= steps_ahead_ && launch()) {
+    }
+    if (!flights_.empty()) {
+      collect();
+    }
+  }
+
+  // A step of every sequence that wants another token. Whether there was one.
+  bool launch() {
+    std::vector<Running> rows;
+    std::vector<std::int64_t> slots;
+    for (Running& sequence : running_) {
+      if (sequence.queued < options_.max_new_tokens) {
+        ++sequence.queued;
+        rows.push_back(sequence);
+        slots.push_back(sequence.slot);
+      }
+    }
+    if (rows.empty()) {
+      return false;
+    }
+    generator_.choose(slots);
+    queue();
+    generator_.count_step();
+    mailbox_->post(drawn_);
+    flights_.push_back(std::move(rows));
+    return true;
+  }
+
+  // A step and its draw: as they are the first time, then recorded, then replayed.
+  void queue() {
+    const std::int64_t revision = generator_.revision();
+    if (recording_ && recorded_ == revision) {
+      recording_->replay();
+      return;
+    }
+    recording_.reset();
+    if (queued_ == revision) {
+      recording_ = record(context_.stream, [this] { queue_ops(); });
+      recorded_ = revision;
+      recording_->replay();
+      return;
+    }
+    queue_ops();
+    queued_ = generator_.revision();  // after buffers have grown for it
+  }
+
+  void queue_ops() {
+    const Generator::StepRows step = generator_.queue_step();
+    drawn_ = step.ids;
+    sample(step.ids, step.logits, step.streams, step.indices);
+    run(context_.stream,
+        StepEnd{.token = generator_.state().token, .ids = step.ids, .sequences = step.sequences});
+  }
+
+  void collect() {
+    const std::vector<std::int32_t> drawn = mailbox_->take();
+    const std::vector<Running> rows = std::move(flights_.front());
+    flights_.pop_front();
+    for (std::size_t row = 0; row < rows.size(); ++row) {
+      const auto found = std::ranges::find(running_, rows[row]);
+      if (found != running_.end() && !take(rows[row], drawn[row])) {
+        running_.erase(found);
+      }
+    }
   }
 
   // Whether the sequence goes on.
-  bool take(Running& sequence, std::int32_t id) {
+  bool take(const Running& sequence, std::int32_t id) {
     GeneratedAnswer& own = answer(sequence.request);
     own.ids.push_back(id);
     own.stopped = std::ranges::find(options_.stop_ids, id) != options_.stop_ids.end();
@@ -144,7 +218,6 @@ class Answering {
       events_.on_token(sequence.request, id);
     }
     if (!own.stopped && static_cast<std::int64_t>(own.ids.size()) < options_.max_new_tokens) {
-      sequence.last = id;
       return true;
     }
     finish(sequence.request);
@@ -166,10 +239,17 @@ class Answering {
   std::span<const GenerateRequest> requests_;
   const GenerateOptions& options_;
   const GenerateEvents& events_;
+  std::unique_ptr<Mailbox> mailbox_;
   std::vector<GeneratedAnswer> answers_;
   std::vector<std::int64_t> free_;
   std::vector<Running> running_;
   std::size_t next_ = 0;
+  std::deque<std::vector<Running>> flights_;  // steps whose tokens have not been taken
+  std::size_t steps_ahead_ = 0;
+  ConstTensorView drawn_;  // of the last step
+  std::unique_ptr<Recording> recording_;
+  std::int64_t recorded_ = -1;  // revision of the recording
+  std::int64_t queued_ = -1;    // revision of the last step that was not recorded
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <span>
 #include <vector>
 
@@ -16,6 +17,8 @@
 #include "generate/resident_weights.h"
 #include "generate/scratch.h"
 #include "model/decoder.h"
+#include "ops/decode_layer.h"
+#include "ops/decode_state.h"
 
 namespace bifocal {
 
@@ -29,19 +32,19 @@ class Generator {
   std::int64_t batch() const { return static_cast<std::int64_t>(positions_.size()); }
 
   // Appends ids (at least one) to the sequence of a slot, at most `chunk` at once. Returns logits
-  // [1, vocabulary] after the last, valid until the next call.
+  // [1, vocabulary] after the last, on the device, valid until the next call.
   ConstTensorView prefill(std::int64_t slot,
                           std::span<const std::int32_t> ids,
                           std::int64_t chunk = 512);
 
   // Appends one token to each of some sequences. Slots are distinct. Returns logits
-  // [slots, vocabulary] in the order of `slots`, valid until the next call.
+  // [slots, vocabulary] in the order of `slots`, on the device, valid until the next call.
   ConstTensorView feed(std::span<const std::int64_t> slots, std::span<const std::int32_t> ids);
 
   // The slot's sequence back to empty; memory that has grown for it is given back.
   void reset(std::int64_t slot);
 
-  // Tokens of the slot's sequence so far.
+  // Tokens of the slot's sequence so far, steps that are queued included.
   std::int64_t tokens(std::int64_t slot) const {
     return positions_[static_cast<std::size_t>(slot)];
   }
@@ -51,44 +54,93 @@ class Generator {
 
   const ModelConfig& config() const { return decoder_->config(); }
 
+  // ---- steps whose tokens the host need not know ----
+  // For each step choose(slots), queue_step(), whatever sets state().token of these sequences next,
+  // and count_step(). What queue_step() queues may be recorded (ops/recording.h) and replayed until
+  // revision() changes.
+
+  // Logits of a step, and what is needed to draw from them, row by row.
+  struct StepRows {
+    ConstTensorView logits;            // [rows, vocabulary]
+    ConstTensorView sequences;         // [rows] i32
+    ConstTensorView streams, indices;  // [rows] i64, of Sample
+    TensorView ids;                    // [rows] i32: what was fed; free for what is drawn
+  };
+
+  // The next step appends a token to each of these sequences, and there is room for it. Slots are
+  // distinct.
+  void choose(std::span<const std::int64_t> slots);
+  StepRows queue_step();
+  // A step was queued, or replayed.
+  void count_step();
+
+  std::int64_t revision() const { return revision_ + scratch_.times_grown(); }
+
+  // Token, position, stream and tokens drawn of each slot, on the device.
+  const SequenceState& state() const { return state_; }
+
  private:
-  // The tokens that go through the model together: a chunk of one sequence, or one token of each of
-  // several.
-  struct Step;
+  // A chunk of one sequence on its way through the model.
+  struct Chunk;
   struct Projected;
 
-  ConstTensorView forward(Step& step, std::span<const std::int32_t> ids);
-  void layer(std::int64_t index, const Step& step, const TensorView& x);
-  TensorView mix(std::int64_t index, const Step& step, const ConstTensorView& a);
-  Projected project(std::int64_t index, const Step& step, const ConstTensorView& a);
-  TensorView near(std::int64_t index, const Step& step, const Projected& p);
+  // What a token's step knows of layers with one kind of window.
+  struct Places {
+    Tensor places, lengths;  // [batch] i32
+  };
+
+  using WindowKind = std::pair<std::int64_t, std::int64_t>;  // ring and pinned tokens
+
+  static WindowKind kind_of(const MixerSettings& settings) {
+    return {ring_tokens(settings), pinned_tokens(settings)};
+  }
+
+  void check_ids(std::span<const std::int32_t> ids) const;
+  void make_room();
+
+  ConstTensorView read_chunk(std::int64_t slot,
+                             std::span<const std::int32_t> ids,
+                             bool wants_logits);
+  void chunk_layer(std::int64_t index, const Chunk& chunk, const TensorView& x);
+  TensorView mix(std::int64_t index, const Chunk& chunk, const ConstTensorView& a);
+  Projected project(std::int64_t index, const Chunk& chunk, const ConstTensorView& a);
+  TensorView near(std::int64_t index, const Chunk& chunk, const Projected& p);
   TensorView far(std::int64_t index,
-                 const Step& step,
+                 const Chunk& chunk,
                  const ConstTensorView& a,
                  const Projected& p);
   // y [rows, out] = x weight^T + bias.
-  void linear(const Step& step,
-              const TensorView& y,
+  void linear(const TensorView& y,
               const ConstTensorView& x,
               const ConstTensorView& weight,
               const ConstTensorView& bias = {});
-  void features(const Step& step,
-                const TensorView& y,
-                const ConstTensorView& x,
-                const ConstTensorView& weight);
   void rms_norm(const TensorView& y, const ConstTensorView& x, const ConstTensorView& weight);
   ConstTensorView in_compute_type(const ConstTensorView& weight);
-  void embed(const TensorView& x, std::span<const std::int32_t> ids);
+
+  void step_layer(std::int64_t index, std::int64_t rows, const TensorView& x);
+  TensorView step_mixer(std::int64_t index, std::int64_t rows, const TensorView& x);
 
   TensorView take(Use use, const Shape& shape) { return scratch_.take(use, context_.dtype, shape); }
+
+  TensorView take_sums(Use use, const Shape& shape) {
+    return scratch_.take(use, sum_type(context_.dtype), shape);
+  }
 
   Context context_;
   Decoder* decoder_;
   ResidentWeights weights_;
-  std::vector<double> frequencies_;      // [head_dim / 2] of the rotary positions
+  Tensor frequencies_;                   // [head_dim / 2] f64, of the rotary positions
   std::vector<LayerCache> caches_;       // [layers]
   std::vector<std::int64_t> positions_;  // [batch]: tokens fed so far
   Scratch scratch_;
+  std::vector<std::int64_t> slots_;  // chosen
+  std::int64_t revision_ = 0;
+  // On the device.
+  Tensor tokens_, device_positions_, streams_, drawn_;  // [batch], see state_
+  SequenceState state_;
+  Tensor row_ids_, row_positions_, row_sequences_;  // [batch] i32, of the chosen
+  Tensor row_streams_, row_indices_;                // [batch] i64
+  std::map<WindowKind, Places> places_;
 };
 
 struct GenerateRequest {

@@ -9,9 +9,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "config/model_config.h"
+#include "generate/chunk_plan.h"
 #include "generate/scratch.h"
-#include "model/context.h"
 #include "ops/mlstm.h"
 #include "ops/sliding_attention.h"
 
@@ -31,31 +30,29 @@ class LayerCache {
 
   std::size_t bytes() const;
 
-  // Tokens before `position` that the window of token `position` reads from the cache.
-  std::int64_t halo(std::int64_t position) const;
+  // Has slots for so many tokens, which only full layers may lack. Whether tensors have moved.
+  bool make_room(std::int64_t slot, std::int64_t tokens);
 
-  // Keys and values k, v [count, kv_heads, head_dim] of tokens position, position + 1, ... Those
-  // that later tokens will not see are left out.
+  // Keys and values k, v [count, kv_heads, head_dim] of a chunk's tokens, by the plan of this
+  // layer's kind of window.
   void append(std::int64_t slot,
-              std::int64_t position,
+              const ChunkPlan& plan,
               const ConstTensorView& k,
               const ConstTensorView& v);
 
-  // What stands in the cache after `tokens` tokens: [visible, kv_width].
-  ConstTensorView keys(std::int64_t slot, std::int64_t tokens) const;
-  ConstTensorView values(std::int64_t slot, std::int64_t tokens) const;
+  // The whole cache of a slot: [capacity, kv_width].
+  TensorView keys(std::int64_t slot) const { return of(slot).k; }
 
-  // What `count` tokens from `position` on read, q and sink excepted. k, v [halo + count, kv_heads,
-  // head_dim] have the tokens' own keys at their end; the halo before them is filled here. A full
-  // layer wants its tokens appended before, any other after.
-  struct Chunk {
-    std::int64_t slot = 0;
-    std::int64_t position = 0;
-    std::int64_t count = 0;
-    TensorView k, v;
-  };
+  TensorView values(std::int64_t slot) const { return of(slot).v; }
 
-  AttentionInputs attention_inputs(const Chunk& chunk, Scratch& scratch);
+  // What the tokens of a chunk read, q and sink excepted. k, v [halo + count, kv_heads, head_dim]
+  // have the tokens' own keys at their end; the halo before them is filled here. A full layer wants
+  // its tokens appended before, any other after.
+  AttentionInputs attention_inputs(std::int64_t slot,
+                                   const ChunkPlan& plan,
+                                   const TensorView& k,
+                                   const TensorView& v,
+                                   Scratch& scratch);
 
   // The state of one sequence: [states, d, d], [states, d], [states].
   MlstmState state(std::int64_t slot) const;
@@ -68,12 +65,9 @@ class LayerCache {
     Tensor k, v;  // [capacity, kv_width]
   };
 
-  std::int64_t pinned() const { return settings_.sink == Sink::tokens ? settings_.sink_tokens : 0; }
-
-  std::int32_t place_of(std::int64_t token) const;
-  void make_room(KeyValues& cache, std::int64_t tokens);
-  void read(const Tensor& cache, std::int64_t first, const TensorView& rows) const;
-  TensorView pinned_rows(Use use, const Chunk& chunk, const Tensor& cache, Scratch& scratch);
+  void read(const Tensor& cache, const ConstTensorView& slots, const TensorView& rows) const;
+  TensorView pinned_rows(
+      Use use, const ChunkPlan& plan, const TensorView& own, const Tensor& cache, Scratch& scratch);
 
   KeyValues& of(std::int64_t slot) { return caches_[static_cast<std::size_t>(slot)]; }
 
@@ -82,9 +76,8 @@ class LayerCache {
   Context context_;
   MixerSettings settings_;
   std::int64_t kv_heads_, head_dim_;
-  std::vector<KeyValues> caches_;                                    // [batch], empty without near
-  Tensor c_, n_, m_;                                                 // empty without states
-  std::vector<std::int32_t> key_begin_, pinned_begin_, pinned_end_;  // [count] of a chunk
+  std::vector<KeyValues> caches_;  // [batch], empty without near
+  Tensor c_, n_, m_;               // empty without states
 };
 
 }  // namespace bifocal

@@ -9,7 +9,9 @@ namespace bifocal {
 
 // What a buffer is for. Buffers of one use are never needed at the same time.
 enum class Use : std::uint8_t {
+  ids,
   positions,
+  starts,
   cos,
   sin,
   x,
@@ -26,7 +28,11 @@ enum class Use : std::uint8_t {
   i_gate,
   f_gate,
   far,
+  state_c,
+  state_n,
+  state_m,
   o_gate,
+  step_o_gate,
   mixed,
   delta,
   gate,
@@ -34,6 +40,7 @@ enum class Use : std::uint8_t {
   weight,
   hidden,
   logits,
+  workspace,
 };
 
 // Buffers grow by doubling, so that prompts of all lengths leave less than the largest's memory
@@ -45,8 +52,12 @@ class Scratch {
   // Elements are undefined; valid until the next call for the same use.
   TensorView take(Use use, DType dtype, const Shape& shape);
 
+  // How often a buffer has been replaced by a larger one: what was recorded before reads the old.
+  std::int64_t times_grown() const { return times_grown_; }
+
  private:
   Memory* memory_;
+  std::int64_t times_grown_ = 0;
   std::map<Use, Tensor> buffers_;
 };
 

@@ -60,29 +60,22 @@ void Mixer::project(const MixerInputs& in, std::int64_t halo, MixerKept& kept) {
 
 // q and k from their projections: head norms, where there are any, and rope.
 void Mixer::rotate(const MixerInputs& in, std::int64_t halo, MixerKept& kept) {
-  const std::int64_t tokens = in.layout.tokens();
-  const LayerWeights& w = in.weights;
-  const TensorView k_own = kept.k.rows(halo, halo + tokens);
-  Stream& stream = context_.stream;
-  if (config_.qk_norm) {
-    run(stream,
-        NormRope{.y = kept.q,
-                 .x = kept.q_projected,
-                 .weight = w.q_norm,
-                 .cos = in.rope.cos,
-                 .sin = in.rope.sin,
-                 .eps = config_.norm_eps});
-    run(stream,
-        NormRope{.y = k_own,
-                 .x = kept.k_projected,
-                 .weight = w.k_norm,
-                 .cos = in.rope.cos,
-                 .sin = in.rope.sin,
-                 .eps = config_.norm_eps});
-    return;
-  }
-  run(stream, RopeRotate{.x = kept.q, .cos = in.rope.cos, .sin = in.rope.sin});
-  run(stream, RopeRotate{.x = k_own, .cos = in.rope.cos, .sin = in.rope.sin});
+  const auto turn =
+      [&](const TensorView& x, const Tensor& projected, const ConstTensorView& weight) {
+        if (config_.qk_norm) {
+          run(context_.stream,
+              NormRope{.y = x,
+                       .x = projected,
+                       .weight = weight,
+                       .cos = in.rope.cos,
+                       .sin = in.rope.sin,
+                       .eps = config_.norm_eps});
+        } else {
+          run(context_.stream, RopeRotate{.x = x, .cos = in.rope.cos, .sin = in.rope.sin});
+        }
+      };
+  turn(kept.q, kept.q_projected, in.weights.q_norm);
+  turn(kept.k.rows(halo, halo + in.layout.tokens()), kept.k_projected, in.weights.k_norm);
 }
 
 AttentionInputs Mixer::attention_inputs(const MixerInputs& in, const MixerKept& kept) const {

@@ -1,17 +1,23 @@
 // The CPU as a backend, and the choice that a build leaves.
 #include "parallel/backend.h"
 
+#include <algorithm>
+
 namespace bifocal {
 
 namespace {
 
 class CpuBackend final : public Backend {
  public:
-  explicit CpuBackend(std::size_t limit_bytes) : memory_(limit_bytes) {}
+  explicit CpuBackend(std::size_t limit_bytes) : limit_(limit_bytes), memory_(limit_bytes) {}
 
   Stream& stream() override { return stream_; }
 
   Memory& memory() override { return memory_; }
+
+  std::size_t free_bytes() const override {
+    return limit_ - std::min(limit_, memory_.held_bytes());
+  }
 
   Memory& host_memory() override { return memory_; }
 
@@ -20,6 +26,7 @@ class CpuBackend final : public Backend {
   }
 
  private:
+  std::size_t limit_;
   CpuStream cpu_;
   Stream stream_{&cpu_};
   Memory memory_;

@@ -25,6 +25,9 @@ class Backend {
   virtual Stream& stream() = 0;
   virtual Memory& memory() = 0;
 
+  // Bytes that tensors to come may take; 0: not known.
+  virtual std::size_t free_bytes() const = 0;
+
   // Memory on the host that the stream's ops can read and write in place: on a GPU pinned, and as
   // fast as the bus.
   virtual Memory& host_memory() = 0;

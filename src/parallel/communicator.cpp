@@ -37,7 +37,7 @@ class SelfCommunicator final : public Communicator {
     return {};
   }
 
-  Pending start_reduce_scatter(const TensorView& part, const ConstTensorView& whole) override {
+  Pending start_reduce_scatter(const TensorView& part, const TensorView& whole) override {
     check_reduce_scatter(part, whole, 1);
     add_in_rank_order(part, whole.data, whole.dtype, 1);
     return {};

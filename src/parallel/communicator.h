@@ -2,9 +2,10 @@
 // sums.
 //
 // All members of a group call the same operations in the same order. start_... returns at once; the
-// buffers belong to the operation until Pending::wait(). Sums are formed in rank order, so equal
-// inputs give equal bits run after run. Supported element types: f64, f32, bf16 (summed in
-// float32), in all_reduce_sum also i64, and for copies (gather, broadcast, exchange) every type.
+// buffers belong to the operation until Pending::wait(). Sums are formed in a fixed order (on the
+// host the order of ranks), so equal inputs give equal bits run after run. Supported element types:
+// f64, f32, bf16 (summed in float32), in all_reduce_sum also i64, and for copies (gather,
+// broadcast, exchange) every type.
 #pragma once
 
 #include <cstdint>
@@ -58,8 +59,9 @@ class Communicator {
   virtual Pending start_all_gather(const TensorView& whole, const ConstTensorView& part) = 0;
 
   // part [n] += sum over ranks of their whole [size * n], my n-th. Adds to what part holds.
-  // part may have a wider real type than whole, and then sums are formed in that type.
-  virtual Pending start_reduce_scatter(const TensorView& part, const ConstTensorView& whole) = 0;
+  // part may have a wider real type than whole, and then sums are formed in that type. whole serves
+  // as scratch: its elements are undefined afterwards.
+  virtual Pending start_reduce_scatter(const TensorView& part, const TensorView& whole) = 0;
 
   // Grouped sends and receives; between two ranks, messages match in the order given. A rank may
   // send to itself. Sends and receives must pair up over the group.

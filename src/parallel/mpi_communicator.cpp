@@ -155,7 +155,7 @@ class MpiCommunicator final : public Communicator {
     return gather(whole.data, part.data, part.bytes());
   }
 
-  Pending start_reduce_scatter(const TensorView& part, const ConstTensorView& whole) override {
+  Pending start_reduce_scatter(const TensorView& part, const TensorView& whole) override {
     check_reduce_scatter(part, whole, size_);
     auto slices = std::make_shared<Bytes>(make_bytes(whole.bytes()));
     auto arrived =

@@ -42,6 +42,7 @@ class DryRun {
   void align() {
     DryShard shard = runs_ahead() ? whole_row() : own_shard();
     const Held sums = step_sums(2 * in_->student.layers);
+    const Held ops = scratch(in_->student, shard.tokens());
     const Held rope = student_.rope(shard.tokens());
     teacher_->forward(
         shard, teacher_attention(shard), [&](std::int64_t layer) { align_layer(shard, layer); });
@@ -63,10 +64,39 @@ class DryRun {
       teacher_hidden.pop_back();
     }
     hidden.release();
+    const Held ops = scratch(in_->student, shard.tokens());
     student_.backward(shard, gradients_);
   }
 
  private:
+  // What an op on a GPU needs at most beside its tensors (kernels/mlstm.cu, feature_map_mma.cu):
+  // the mLSTM's states and their gradients at every chunk's start, or the gradients of feature
+  // logits.
+  static std::int64_t scratch_elements(const ModelConfig& model, std::int64_t tokens) {
+    constexpr std::int64_t kChunk = 64;
+    std::int64_t most = 0;  // float32
+    for (const MixerSettings& mixer : model.mixers) {
+      if (!mixer.has_far()) {
+        continue;
+      }
+      const std::int64_t states = mixer.num_states(model.heads, model.kv_heads);
+      const std::int64_t chunks = (tokens + kChunk - 1) / kChunk + 1;
+      const std::int64_t read = 2 * tokens * model.heads + 4 * tokens * states;
+      most = std::max({most,
+                       2 * chunks * states * model.head_dim * (model.head_dim + 1) + read,
+                       tokens * model.attention_width() / 2});
+    }
+    return std::max(most, tokens * model.heads);
+  }
+
+  Held scratch(const ModelConfig& model, std::int64_t tokens) {
+    Held held(ledger_);
+    if (in_->config.run.device == "cuda") {
+      held.add(Region::scratch, DType::f32, scratch_elements(model, tokens));
+    }
+    return held;
+  }
+
   DryWeights::Options student_options() const {
     return {.region = Region::weights,
             .ranks = ranks_,

@@ -174,22 +174,17 @@ RankShare share_of(const Plan& plan, int rank) {
   return share;
 }
 
-struct RankMemory {
-  PeakBytes memory;
-  int rank = 0;
-};
-
 // Of the rank that needs most, among ranks that between them have the longest shard, the longest
 // halo and the most readers. On a node that the ranks do not fill, fewer ranks share the teacher.
-RankMemory largest_memory(const PlanInputs& inputs,
-                          const MeshCounts& mesh,
-                          TeacherPlacement work,
-                          StageKind stage,
-                          const RecomputePlan& recompute) {
+StageMemory largest_memory(const PlanInputs& inputs,
+                           const MeshCounts& mesh,
+                           TeacherPlacement work,
+                           StageKind stage,
+                           const RecomputePlan& recompute) {
   const int sequence = static_cast<int>(mesh.sequence);
   const int node = std::min(inputs.ranks, inputs.ranks_per_node);
   const int last_node_ranks = (inputs.ranks - 1) % inputs.ranks_per_node + 1;
-  RankMemory largest;
+  StageMemory largest{.recompute = recompute, .peak = {}, .rank = 0};
   for (const int rank : {0, 1, sequence / 2, sequence - 1, inputs.ranks - 1}) {
     if (rank >= inputs.ranks) {
       continue;
@@ -204,27 +199,33 @@ RankMemory largest_memory(const PlanInputs& inputs,
                                   .teacher_storage = inputs.teacher_storage,
                                   .recompute = recompute};
     const PeakBytes memory = forecast_memory(forecast, stage, rank % sequence);
-    if (memory.total > largest.memory.total) {
-      largest = {.memory = memory, .rank = rank};
+    if (memory.total > largest.peak.total) {
+      largest.peak = memory;
+      largest.rank = rank;
     }
   }
   return largest;
 }
 
-double limit_bytes(const RunConfig& config) {
-  return config.memory.limit_gib * 1024.0 * 1024.0 * 1024.0;
-}
-
-void require_memory(const RunConfig& config, const PlannedStage& stage) {
-  const double limit = limit_bytes(config);
-  BIFOCAL_REQUIRE(limit == 0.0 || static_cast<double>(stage.memory.total) <= limit,
-                  "[plan] {} needs {} on rank {}, but memory.limit_gib allows {}: raise it, use "
-                  "more ranks, shorter rows, memory.recompute = \"block\" or memory.weights = "
-                  "\"shard\"",
-                  name_of(stage.kind),
-                  format_bytes(static_cast<double>(stage.memory.total)),
-                  stage.largest_rank,
-                  format_bytes(limit));
+void require_memory(const PlanInputs& inputs, const PlannedStage& stage) {
+  const double limit = usable_bytes(inputs.config);
+  if (limit == 0.0 || static_cast<double>(stage.memory.total) <= limit) {
+    return;
+  }
+  const std::vector<std::string> fits = what_fits(inputs, stage.kind);
+  std::string advice = "nothing that plan tries fits: use a smaller model or shorter rows";
+  if (!fits.empty()) {
+    advice = "what fits:";
+    for (const std::string& change : fits) {
+      advice += "\n  " + change;
+    }
+  }
+  fail("[plan] {} needs {} on rank {}, but memory.limit_gib leaves {} to tensors; {}",
+       name_of(stage.kind),
+       format_bytes(static_cast<double>(stage.memory.total)),
+       stage.largest_rank,
+       format_bytes(limit),
+       advice);
 }
 
 std::vector<PlannedStage> list_stages(const PlanInputs& inputs, const StageSteps& steps) {
@@ -252,29 +253,94 @@ void require_ranks(const PlanInputs& inputs) {
 
 }  // namespace
 
-RecomputePlan choose_recompute(const PlanInputs& inputs, StageKind stage) {
+double usable_bytes(const RunConfig& config) {
+  const double share = config.run.device == "cuda" ? 0.97 : 1.0;
+  return share * config.memory.limit_gib * 1024.0 * 1024.0 * 1024.0;
+}
+
+StageMemory plan_memory(const PlanInputs& inputs, StageKind stage) {
   const RunConfig& config = inputs.config;
-  if (config.memory.recompute != "auto") {
-    return {recompute_named(config.memory.recompute), config.memory.kept_layers};
-  }
-  if (stage == StageKind::align || config.memory.limit_gib == 0.0) {
-    return Recompute::none;
-  }
   const MeshCounts mesh = resolve_mesh({config.mesh.data, config.mesh.sequence}, inputs.ranks);
-  const TeacherPlacement work =
-      inputs.teacher
-          ? choose_placement(config,
-                             mesh,
-                             *inputs.teacher,
-                             choose_stages(config, inputs.student, *inputs.teacher).align)
-                .work
-          : TeacherPlacement::look_ahead;
+  TeacherPlacement work = TeacherPlacement::look_ahead;
+  if (inputs.teacher) {
+    const StageSteps steps = choose_stages(config, inputs.student, *inputs.teacher);
+    work = choose_placement(config, mesh, *inputs.teacher, steps.align).work;
+  }
+  const auto memory_of = [&](const RecomputePlan& recompute) {
+    return largest_memory(inputs, mesh, work, stage, recompute);
+  };
+  if (config.memory.recompute != "auto") {
+    return memory_of({recompute_named(config.memory.recompute), config.memory.kept_layers});
+  }
+  const double limit = usable_bytes(config);
+  if (stage == StageKind::align || limit == 0.0) {
+    return memory_of(Recompute::none);
+  }
   const std::vector<RecomputePlan> plans = recompute_plans(inputs.student.layers);
   const auto fits = std::partition_point(plans.begin(), plans.end(), [&](const RecomputePlan& p) {
-    const PeakBytes memory = largest_memory(inputs, mesh, work, stage, p).memory;
-    return static_cast<double>(memory.total) > limit_bytes(config);
+    return static_cast<double>(memory_of(p).peak.total) > limit;
   });
-  return fits == plans.end() ? plans.back() : *fits;
+  return memory_of(fits == plans.end() ? plans.back() : *fits);
+}
+
+std::vector<std::string> what_fits(const PlanInputs& inputs, StageKind stage) {
+  std::vector<std::string> fits;
+  const auto try_it = [&](const std::string& text, PlanInputs changed) {
+    changed.config.memory.recompute = "auto";
+    const PeakBytes peak = plan_memory(changed, stage).peak;
+    if (static_cast<double>(peak.total) <= usable_bytes(changed.config)) {
+      fits.push_back(fmt::format("{} ({})", text, format_bytes(static_cast<double>(peak.total))));
+    }
+  };
+  const RunConfig& config = inputs.config;
+  PlanInputs all = inputs;  // every setting that has been tried
+  std::string all_text;
+  const auto try_setting = [&](bool is_new, const std::string& text, const auto& change) {
+    if (!is_new) {
+      return;
+    }
+    PlanInputs changed = inputs;
+    change(changed.config);
+    try_it(text, changed);
+    change(all.config);
+    all_text += (all_text.empty() ? "" : ", ") + text;
+  };
+  try_setting(config.memory.recompute != "auto",
+              "memory.recompute = \"auto\"",
+              [](RunConfig& changed) { changed.memory.recompute = "auto"; });
+  try_setting(config.memory.logit_chunk > 512, "memory.logit_chunk = 512", [](RunConfig& changed) {
+    changed.memory.logit_chunk = 512;
+  });
+  try_setting(inputs.ranks > 1 && config.memory.weights != "shard",
+              "memory.weights = \"shard\"",
+              [](RunConfig& changed) { changed.memory.weights = "shard"; });
+  try_setting(config.optimizer.moments == "float32",
+              "optimizer.moments = \"bfloat16\"",
+              [](RunConfig& changed) { changed.optimizer.moments = "bfloat16"; });
+  try_setting(config.run.device == "cuda" && config.optimizer.moments != "host",
+              "optimizer.moments = \"host\"",
+              [](RunConfig& changed) { changed.optimizer.moments = "host"; });
+  if (fits.empty() && !all_text.empty()) {
+    try_it(all_text, all);
+  }
+  for (int ranks = 2 * inputs.ranks; ranks <= 64 && ranks <= 8 * inputs.ranks; ranks *= 2) {
+    PlanInputs changed = all;
+    changed.ranks = ranks;
+    changed.ranks_per_node = std::min(ranks, std::max(8, inputs.ranks_per_node));
+    changed.config.memory.weights = "shard";
+    changed.config.mesh = {.data = 1, .sequence = 0};
+    changed.config.teacher.placement = "auto";
+    const std::size_t before = fits.size();
+    try {
+      try_it(fmt::format("{} ranks in one sequence group, memory.weights = \"shard\"", ranks),
+             changed);
+    } catch (const Error&) {  // a mesh that this run does not allow
+    }
+    if (fits.size() > before) {
+      break;
+    }
+  }
+  return fits;
 }
 
 Plan make_plan(const PlanInputs& inputs) {
@@ -319,12 +385,11 @@ Plan make_plan(const PlanInputs& inputs) {
     for (const Parameter& parameter : table.parameters()) {
       stage.trained += trains(stage.kind, config, parameter) ? parameter.size() : 0;
     }
-    stage.recompute = choose_recompute(inputs, stage.kind);
-    const RankMemory largest =
-        largest_memory(inputs, plan.mesh, plan.placement.work, stage.kind, stage.recompute);
-    stage.memory = largest.memory;
+    const StageMemory largest = plan_memory(inputs, stage.kind);
+    stage.recompute = largest.recompute;
+    stage.memory = largest.peak;
     stage.largest_rank = largest.rank;
-    require_memory(config, stage);
+    require_memory(inputs, stage);
   }
   return plan;
 }

@@ -71,9 +71,25 @@ struct ParameterGroup {
   std::int64_t fresh = 0;  // new tensors of the student
 };
 
-// What the backward pass computes again in `stage`: memory.recompute, where "auto" becomes the plan
-// that keeps most of all that fit memory.limit_gib on every rank (no limit: that keeps everything).
-RecomputePlan choose_recompute(const PlanInputs& inputs, StageKind stage);
+// A stage's memory on the rank that needs most, and what its backward pass computes again:
+// memory.recompute, where "auto" becomes the plan that keeps most of all that fit the limit on
+// every rank (no limit: that keeps everything).
+struct StageMemory {
+  RecomputePlan recompute;
+  PeakBytes peak;
+  int rank = 0;
+};
+
+StageMemory plan_memory(const PlanInputs& inputs, StageKind stage);
+
+// Bytes that memory.limit_gib leaves to tensors, 0 for no limit: on a GPU 3 % less, which lie
+// between tensors.
+double usable_bytes(const RunConfig& config);
+
+// Single changes of the configuration, and more ranks, that would fit the stage under the limit,
+// each with its peak: "optimizer.moments = \"bfloat16\" (70.12 GiB)". Where none does alone, all
+// settings together.
+std::vector<std::string> what_fits(const PlanInputs& inputs, StageKind stage);
 
 struct PlannedStage {
   StageKind kind = StageKind::distill;

@@ -28,6 +28,7 @@ TEST(Commands, HelpListsTheCommandsAndExitsWithZero) {
                               "merge",
                               "memory",
                               "inspect",
+                              "bench",
                               "config"}) {
     EXPECT_TRUE(outcome.says(command)) << command << "\n" << outcome.text;
   }

@@ -31,6 +31,8 @@ class GpuRank {
 
   Communicator& world() { return *world_; }
 
+  Backend& backend() { return *backend_; }
+
   Memory& memory() { return backend_->memory(); }
 
   CudaStream& stream() { return *std::get<CudaStream*>(backend_->stream().device); }
@@ -75,7 +77,8 @@ class GpuRank {
   std::unique_ptr<Communicator> world_;
 };
 
-// One for the whole program, gone before MPI ends. Null on a machine with fewer GPUs than ranks.
+// One for the whole program, gone before MPI ends; null on a machine with fewer GPUs than ranks.
+// nccl_test.cpp makes it.
 inline std::unique_ptr<GpuRank>& gpu_rank_slot() {
   static std::unique_ptr<GpuRank> rank;
   return rank;

@@ -161,7 +161,6 @@ void for_all_problems(const Check& check) {
   }
 }
 
-// Once with each choice of kernels; what may run Hopper's has a name of that kind.
 class CudaMlstm : public testing::TestWithParam<KernelChoice> {
  protected:
   void SetUp() override { set_kernel_choice(GetParam()); }
@@ -183,8 +182,8 @@ TEST_P(CudaMlstm, GradientsMatchTheDefinition) {
 
 // The state fades within a token or hardly at all, or gates jump between extremes; a state enters
 // and the final state has a gradient.
-TEST_P(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
-  const MlstmShape shape{.heads = 4, .states = 2, .v_heads = 2, .head_dim = 64};
+void check_decays(std::int64_t head_dim) {
+  const MlstmShape shape{.heads = 4, .states = 2, .v_heads = 2, .head_dim = head_dim};
   for (const MlstmTypes& types : test::mlstm_types()) {
     for (const double forget : {-40.0, -8.0, 8.0, 40.0}) {
       MlstmCase test(shape, {70, 1, 150}, MlstmStart::carried);
@@ -204,15 +203,20 @@ TEST_P(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
   }
 }
 
+TEST_P(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
+  check_decays(64);
+  check_decays(128);
+}
+
 // Forget gates near 1 carry the first document over hundreds of tokens: a state that leaks across
 // a start cannot hide behind its decay.
-TEST_P(CudaMlstm, LongMemoryStopsAtDocuments) {
+void check_long_memory(std::int64_t head_dim) {
   for (const MlstmTypes& types : test::mlstm_types()) {
-    MlstmCase test({.heads = 2, .states = 1, .v_heads = 1, .head_dim = 64},
+    MlstmCase test({.heads = 2, .states = 1, .v_heads = 1, .head_dim = head_dim},
                    {300, 7, 140, 33},
                    MlstmStart::carried);
     test::fill_normal(test.f_gate, 6, 0.1, 8.0);
-    for (std::int64_t i = 0; i < 300 * 64; ++i) {
+    for (std::int64_t i = 0; i < 300 * head_dim; ++i) {
       test.v.as<double>()[i] += 100.0;  // seen far away if it leaks
     }
     test::round_inputs(test, types);
@@ -220,17 +224,24 @@ TEST_P(CudaMlstm, LongMemoryStopsAtDocuments) {
   }
 }
 
-// More chunks than a scan loads at a time, with states and their gradients that reach far.
-TEST_P(CudaMlstm, ManyChunksMatchTheDefinition) {
-  const MlstmTypes types{DType::bf16, DType::f32, 0};
-  for (const std::int64_t dim : {64, 128}) {
-    MlstmCase test({.heads = 2, .states = 1, .v_heads = 1, .head_dim = dim},
-                   {700, 64, 450},
-                   MlstmStart::carried);
-    test::fill_normal(test.f_gate, 7, 1.0, 6.0);
-    test::round_inputs(test, types);
-    check_forward(test, types);
-    check_backward(test, types);
+TEST_P(CudaMlstm, LongMemoryStopsAtDocuments) {
+  check_long_memory(64);
+  check_long_memory(128);
+}
+
+// So many states that a block takes several chunks of one, one after another, and several blocks
+// share a state.
+TEST_P(CudaMlstm, ForwardMatchesTheDefinitionInSegmentsOfChunks) {
+  for (const auto start : {MlstmStart::fresh, MlstmStart::carried}) {
+    for (const std::int64_t readers : {1, 3}) {
+      const MlstmTypes types{DType::bf16, DType::f32, 0};
+      MlstmCase test({.heads = 33 * readers, .states = 33, .v_heads = 33, .head_dim = 128},
+                     {300, 7, 500, 129},
+                     start);
+      test::fill_normal(test.f_gate, 6, 1.0, 4.0);
+      test::round_inputs(test, types);
+      check_forward(test, types);
+    }
   }
 }
 

@@ -160,7 +160,6 @@ TEST_F(Nccl, ReduceScatterAddsToWhatPartHolds) {
       world().start_reduce_scatter(part, device_whole).wait();
       test_world().start_reduce_scatter(view_of(to, want), view_of(from, whole)).wait();
       expect_sums(to, gpu().download(part), want, world().size() + 1);
-      EXPECT_EQ(compare(from, gpu().download(device_whole), whole), "") << "whole was changed";
     }
   }
 }
@@ -180,10 +179,10 @@ TEST_F(Nccl, AllReduceSumsShortAndLong) {
 
 TEST_F(Nccl, SumsGiveTheSameBitsRunAfterRun) {
   constexpr std::int64_t kElements = 1000003;
-  const Tensor whole =
-      gpu().on_device(DType::f32, numbers(DType::f32, world().rank(), kElements * world().size()));
+  const Bytes values = numbers(DType::f32, world().rank(), kElements * world().size());
   Bytes first;
   for (int run = 0; run < 100; ++run) {
+    const Tensor whole = gpu().on_device(DType::f32, values);  // the operation writes over it
     const Tensor part = gpu().memory().zeros(Region::gradients, DType::f32, {kElements});
     world().start_reduce_scatter(part, whole).wait();
     const Bytes sums = gpu().download(part);
@@ -310,13 +309,13 @@ TEST_F(Nccl, WaitOrdersTheComputeStreamAndNotTheCpu) {
   }
 }
 
-// Scratch of a reduction is not used again before the reduction has read it.
+// Scratch of a reduction that widens is not used again before the reduction has read it.
 TEST_F(Nccl, ScratchBelongsToTheOperationUntilItsWait) {
   constexpr std::int64_t kElements = 1 << 22;
-  const Bytes values = numbers(DType::f32, world().rank(), kElements * world().size());
-  const Tensor whole = gpu().on_device(DType::f32, values);
+  const Bytes values = numbers(DType::bf16, world().rank(), kElements * world().size());
   Bytes want;
   for (int run = 0; run < 10; ++run) {
+    const Tensor whole = gpu().on_device(DType::bf16, values);
     const Tensor part = gpu().memory().zeros(Region::gradients, DType::f32, {kElements});
     Pending reduction = world().start_reduce_scatter(part, whole);
     {

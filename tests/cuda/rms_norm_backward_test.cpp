@@ -91,7 +91,7 @@ void expect_gradients(
   const double of_r = terms / 2.0 + 4.0;
   const std::vector<double> got = d_x.download(stream);
   test::expect_close(got, p.d_x, stored, terms + 3.0 * of_r + 6.0, magnitude.d_x);
-  // A team adds up at most 4 rows here (40 where any width goes), 16 teams follow.
+  // A team adds up at most 4 rows here (40 where any width goes), up to 32 sums follow.
   test::expect_close(
       d_weight.download(stream), p.d_weight, DType::f32, of_r + 60.0, magnitude.d_weight);
   if (!accumulate) {

@@ -76,6 +76,35 @@ TEST_F(AdamWTest, AnyCutGivesTheSameBits) {
   EXPECT_SAME_BITS(cut.second, whole.second);
 }
 
+// The moments lose what their rounding takes and nothing else: one step from given moments.
+TEST_F(AdamWTest, NarrowMomentsAreRoundedOnce) {
+  constexpr std::int64_t kSize = 203;
+  const State wide = make(DType::f32, kSize);
+  const State narrow{normal(DType::f32, {kSize}, 1),
+                     memory_.empty(Region::activations, DType::bf16, {kSize}),
+                     memory_.empty(Region::activations, DType::bf16, {kSize})};
+  const Tensor copy = memory_.empty(Region::activations, DType::bf16, {kSize});
+  for (std::int64_t i = 0; i < kSize; ++i) {
+    const BFloat16 m = to_bfloat16(0.01F * static_cast<float>(i - 100));
+    const BFloat16 v = to_bfloat16(0.003F * static_cast<float>(i));
+    narrow.first.as<BFloat16>()[i] = m;
+    narrow.second.as<BFloat16>()[i] = v;
+    wide.first.as<float>()[i] = to_float(m);
+    wide.second.as<float>()[i] = to_float(v);
+  }
+  const Tensor gradient = normal(DType::f32, {kSize}, 11);
+  run(stream_, op(wide, gradient, 7));
+  AdamW update = op(narrow, gradient, 7);
+  update.copy = copy;
+  run(stream_, update);
+  EXPECT_SAME_BITS(narrow.parameter, wide.parameter);
+  for (std::int64_t i = 0; i < kSize; ++i) {
+    EXPECT_EQ(narrow.first.as<BFloat16>()[i].bits, to_bfloat16(wide.first.as<float>()[i]).bits);
+    EXPECT_EQ(narrow.second.as<BFloat16>()[i].bits, to_bfloat16(wide.second.as<float>()[i]).bits);
+    EXPECT_EQ(copy.as<BFloat16>()[i].bits, to_bfloat16(wide.parameter.as<float>()[i]).bits);
+  }
+}
+
 TEST_F(AdamWTest, ZeroGradientOnlyDecays) {
   const State s = make(DType::f64, 8);
   const auto before = to_doubles(s.parameter);

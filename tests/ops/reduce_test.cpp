@@ -54,6 +54,16 @@ TEST_F(Reduce, HoldsSquaresBeyondFloat) {
   EXPECT_DOUBLE_EQ(squares(x), 2.0 * static_cast<double>(1e30F) * static_cast<double>(1e30F));
 }
 
+TEST_F(Reduce, SumsWhatIsKeptAndNothingElse) {
+  const Tensor x =
+      tensor_of<double>(memory_, {1.5, std::numeric_limits<double>::quiet_NaN(), -0.25, 8.0});
+  const Tensor keep = tensor_of<std::uint8_t>(memory_, {1, 0, 1, 0});
+  const Tensor sum = tensor_of<double>(memory_, {10.0});
+  run(stream_, KeptSum{.sum = sum, .x = x, .keep = keep});
+  EXPECT_EQ(sum.as<double>()[0], 11.25);
+  EXPECT_THROW(run(stream_, KeptSum{.sum = sum, .x = x, .keep = keep.rows(0, 3)}), Error);
+}
+
 TEST_F(Reduce, RefusesAFloatSum) {
   const Tensor x = normal(DType::f32, {4}, 1);
   EXPECT_THROW(run(stream_, SumOfSquares{zeros(DType::f32, {1}), x}), Error);

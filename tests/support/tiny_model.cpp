@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/random.h"
+#include "support/device_values.h"
 
 namespace bifocal::test {
 
@@ -134,29 +135,48 @@ namespace {
 
 void add_unit(const ParameterTable& table,
               std::size_t unit,
-              const ConstTensorView& flat,
+              const std::vector<double>& flat,
               double factor,
               NamedValues& values) {
   const Unit& range = table.units()[unit];
-  dispatch_real("tiny_model", flat.dtype, [&]<class T>(T) {
-    for (std::int64_t p = range.begin; p < range.end; ++p) {
-      const Parameter& parameter = table.parameters()[static_cast<std::size_t>(p)];
-      std::vector<double>& whole = values[parameter.name];
-      for (std::int64_t i = 0; i < parameter.size(); ++i) {
-        whole.push_back(static_cast<double>(flat.as<T>()[parameter.offset + i]) * factor);
-      }
+  for (std::int64_t p = range.begin; p < range.end; ++p) {
+    const Parameter& parameter = table.parameters()[static_cast<std::size_t>(p)];
+    std::vector<double>& whole = values[parameter.name];
+    for (std::int64_t i = 0; i < parameter.size(); ++i) {
+      whole.push_back(flat[static_cast<std::size_t>(parameter.offset + i)] * factor);
     }
-  });
+  }
 }
 
 }  // namespace
 
-NamedValues whole_weights(Weights& weights) {
+NamedValues whole_weights(Context context, Weights& weights) {
   NamedValues values;
   for (std::size_t unit = 0; unit < weights.table().units().size(); ++unit) {
     const auto index = static_cast<std::int64_t>(unit);
-    add_unit(weights.table(), unit, weights.acquire(index), 1.0, values);
+    add_unit(weights.table(), unit, values_of(context, weights.acquire(index)), 1.0, values);
     weights.release(index);
+  }
+  return values;
+}
+
+NamedValues whole_weights(Weights& weights) {
+  Device host(DType::f32);
+  return whole_weights(host.context(), weights);
+}
+
+NamedValues whole_gradients(Context context,
+                            const ParameterTable& table,
+                            const Gradients& gradients,
+                            Communicator& group,
+                            const std::vector<double>& unit_factors) {
+  NamedValues values;
+  for (std::size_t unit = 0; unit < table.units().size(); ++unit) {
+    const TensorView part = gradients.part(static_cast<std::int64_t>(unit));
+    const Tensor whole =
+        context.memory.empty(Region::communication, part.dtype, {part.size() * group.size()});
+    group.all_gather(whole, part);
+    add_unit(table, unit, values_of(context, whole), unit_factors[unit], values);
   }
   return values;
 }
@@ -165,16 +185,8 @@ NamedValues whole_gradients(const ParameterTable& table,
                             const Gradients& gradients,
                             Communicator& group,
                             const std::vector<double>& unit_factors) {
-  NamedValues values;
-  Memory memory;
-  for (std::size_t unit = 0; unit < table.units().size(); ++unit) {
-    const TensorView part = gradients.part(static_cast<std::int64_t>(unit));
-    const Tensor whole =
-        memory.empty(Region::communication, part.dtype, {part.size() * group.size()});
-    group.all_gather(whole, part);
-    add_unit(table, unit, whole, unit_factors[unit], values);
-  }
-  return values;
+  Device host(DType::f32);
+  return whole_gradients(host.context(), table, gradients, group, unit_factors);
 }
 
 std::vector<double> sums_of_squares(const Gradients& gradients,

@@ -11,22 +11,24 @@
 #include "data/row.h"
 #include "distill/stage.h"
 #include "model/decoder.h"
+#include "parallel/backend.h"
 #include "parallel/mesh.h"
 
 namespace bifocal::test {
 
-// What a model computes with. Outlives every tensor and model made from it.
+// What a model computes with: the CPU, or a backend. Outlives every tensor and model made from it.
 class Device {
  public:
-  explicit Device(DType dtype) : dtype_(dtype) {}
+  explicit Device(DType dtype) : dtype_(dtype), own_(make_cpu_backend(0)), backend_(own_.get()) {}
 
-  Context context() { return {stream_, memory_, dtype_}; }
+  Device(DType dtype, Backend& backend) : dtype_(dtype), backend_(&backend) {}
+
+  Context context() { return {backend_->stream(), backend_->memory(), dtype_}; }
 
  private:
   DType dtype_;
-  CpuStream cpu_;
-  Stream stream_{&cpu_};
-  Memory memory_;
+  std::unique_ptr<Backend> own_;
+  Backend* backend_;
 };
 
 // A teacher of three layers with two query heads per key-value head. qwen3: q/k norms, tied; qwen2:
@@ -80,10 +82,17 @@ class TinyModel {
 // Parameters or gradients by name, whole.
 using NamedValues = std::map<std::string, std::vector<double>>;
 
-// Every parameter. Collective over the weights' group.
+// Every parameter. Collective over the weights' group. Without a context: weights on the host.
+NamedValues whole_weights(Context context, Weights& weights);
 NamedValues whole_weights(Weights& weights);
 
 // Every parameter's gradient, times its unit's factor. Collective over `group`, the gradients' own.
+// Without a context: gradients on the host.
+NamedValues whole_gradients(Context context,
+                            const ParameterTable& table,
+                            const Gradients& gradients,
+                            Communicator& group,
+                            const std::vector<double>& unit_factors);
 NamedValues whole_gradients(const ParameterTable& table,
                             const Gradients& gradients,
                             Communicator& group,

@@ -1,0 +1,578 @@
+// The mLSTM forward on Hopper, for bfloat16 and head width 128. Chunks are gathered in segments, a
+// block for each of one state: [C, n] stays in float32 in the registers of two warpgroups, 64
+// features each, and goes from chunk to chunk; a third warpgroup has the copy engine bring what
+// they need. A first kernel sums up each segment alone, a scan joins the segments, a second kernel
+// goes over them again with the state that enters, and reads. What lies in between never leaves the
+// multiprocessor.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/kernel_choice.h"
+#include "kernels/mlstm_problem.cuh"
+#include "kernels/wgmma.cuh"
+
+namespace bifocal {
+namespace hopper {
+
+constexpr int kWidth = 128;
+constexpr int kConsumers = 2;
+constexpr int kThreads = (kConsumers + 1) * kGroupThreads;
+constexpr int kConsumerThreads = kConsumers * kGroupThreads;
+constexpr int kStages = 2;                   // chunks of keys and values in flight
+constexpr int kSlots = 5;                    // tiles of queries in flight
+constexpr int kTile = kMlstmChunk * kWidth;  // of keys, values, queries or reads
+constexpr int kStateTile = kWidth * kWidth;  // of C
+[[maybe_unused]] constexpr int kTileBytes = kTile * static_cast<int>(sizeof(BFloat16));
+constexpr int kBothConsumers = 1 + kConsumers;  // a named barrier; 1 and 2 are of a warpgroup each
+constexpr float kTiny = 1e-30F;
+
+__device__ inline int lane_id() {
+  return static_cast<int>(threadIdx.x) % 32;
+}
+
+__device__ inline int warp_id() {
+  return static_cast<int>(threadIdx.x) / 32;
+}
+
+// x, from which the compiler derives nothing ahead of a loop: addresses would take the registers of
+// sums.
+__device__ inline int fresh(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// Scalars of a chunk of a state as the copy engine brings them.
+struct PackedChunk {
+  MlstmChunkValues values;
+  float pass;
+  float unused[kMlstmChunk - 1];
+};
+
+static_assert(sizeof(PackedChunk) % 16 == 0);  // what the copy engine moves
+
+struct SegmentMaps {
+  CUtensorMap q, k, v, h;
+};
+
+struct SegmentArgs {
+  MlstmShape shape;
+  int segments, chunks_of_segment;
+  const PackedChunk* packed;  // [states, chunks]
+  float* states;              // [segments, states, state_size]: own sums, then what enters
+  float* pass;                // [states, segments]: what a state keeps across the segment
+
+  __device__ float* state_of(int segment, int state) const {
+    return states + shape.state_at(segment, state);
+  }
+};
+
+struct SegmentMemory {
+  BFloat16 c[2][kStateTile];  // C before a chunk, rounded; chunks take turns
+  BFloat16 k[kStages][kTile], v[kStages][kTile];
+  BFloat16 q[kSlots][kTile];  // queries, then what they read
+  PackedChunk packed[kStages];
+  BFloat16 n_high[2][kWidth], n_low[2][kWidth];  // n as a sum of two bfloat16
+  Barrier full[kStages], empty[kStages];
+  Barrier q_full[kSlots], q_empty[kSlots];
+};
+
+// The block's chunks of one state.
+struct Segment {
+  int state, index, first, end;
+
+  __device__ explicit Segment(const SegmentArgs& args)
+      : state(static_cast<int>(blockIdx.x) % args.shape.states),
+        index(static_cast<int>(blockIdx.x) / args.shape.states),
+        first(index * args.chunks_of_segment),
+        end(min(first + args.chunks_of_segment, args.shape.chunks)) {}
+};
+
+template <bool kReads>
+__device__ void load_segment(const SegmentMaps& maps,
+                             const SegmentArgs& args,
+                             SegmentMemory& memory) {
+  const Segment segment(args);
+  const int v_head = segment.state / args.shape.holders;
+  RingPlace<kStages> place;
+  RingPlace<kSlots> slot;
+  const auto load = [](BFloat16* to, const CUtensorMap& map, Barrier& full, int head, int token) {
+#pragma unroll
+    for (int column = 0; column < kWidth; column += kSwizzleColumns) {
+      load_box(to + kMlstmChunk * column, map, full, column, head, token);
+    }
+  };
+  for (int chunk = segment.first; chunk < segment.end; ++chunk) {
+    const int stage = place.stage;
+    const int token = chunk * kMlstmChunk;
+    Barrier& full = memory.full[stage];
+    memory.empty[stage].wait(place.parity ^ 1);
+    full.arrive_expect(2 * kTileBytes + static_cast<int>(sizeof(PackedChunk)));
+    load(memory.k[stage], maps.k, full, segment.state, token);
+    load_bytes(&memory.packed[stage],
+               args.packed + static_cast<std::int64_t>(segment.state) * args.shape.chunks + chunk,
+               sizeof(PackedChunk),
+               full);
+    load(memory.v[stage], maps.v, full, v_head, token);
+    place.advance();
+    for (int reader = 0; kReads && reader < args.shape.readers; ++reader) {
+      Barrier& q_full = memory.q_full[slot.stage];
+      memory.q_empty[slot.stage].wait(slot.parity ^ 1);
+      q_full.arrive_expect(kTileBytes);
+      load(
+          memory.q[slot.stage], maps.q, q_full, segment.state * args.shape.readers + reader, token);
+      slot.advance();
+    }
+  }
+}
+
+// 64 features of [C, n] in the registers of a warpgroup. A thread's rows are feature() and eight
+// more, pairs of neighbouring columns of either in turn; four lanes hold the same two numbers of n.
+struct KeptState {
+  float c[kWidth / 2];
+  float n[2];
+
+  static __device__ int feature() {
+    return (static_cast<int>(threadIdx.x) / kGroupThreads - 1) * kGroupRows + warp_id() % 4 * 16 +
+           lane_id() / 4;
+  }
+
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) {
+      c[i] = 0.0F;
+    }
+    n[0] = n[1] = 0.0F;
+  }
+
+  __device__ void load(const float* from) {
+    const float* first = from + feature() * kWidth + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kWidth / 4; ++i) {
+      const auto pair = load_vector<2>(first + i % 2 * 8 * kWidth + i / 2 * 8, 0);
+      c[2 * i] = pair.element[0];
+      c[2 * i + 1] = pair.element[1];
+    }
+    n[0] = from[kStateTile + feature()];
+    n[1] = from[kStateTile + feature() + 8];
+  }
+
+  __device__ void store(float* to) const {
+    float* first = to + feature() * kWidth + lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kWidth / 4; ++i) {
+      const Vector<float, 2> pair{{c[2 * i], c[2 * i + 1]}};
+      store_vector<2>(first + i % 2 * 8 * kWidth + i / 2 * 8, 0, pair);
+    }
+    if (lane_id() % 4 == 0) {
+      to[kStateTile + feature()] = n[0];
+      to[kStateTile + feature() + 8] = n[1];
+    }
+  }
+
+  // Rounded, for reads.
+  __device__ void publish(SegmentMemory& memory, int turn) const {
+    const int first = fresh(feature());
+    const int pair_in_chunk = lane_id() % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kWidth / 4; ++i) {
+      const int row = first + i % 2 * 8;
+      BFloat16* at = memory.c[turn] + swizzled_offset(kWidth, row, i / 2 * 8) + pair_in_chunk;
+      *reinterpret_cast<std::uint32_t*>(at) = pack_bfloat16(c[2 * i], c[2 * i + 1]);
+    }
+    if (lane_id() % 4 == 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto high = store_as<BFloat16>(n[half]);
+        memory.n_high[turn][feature() + half * 8] = high;
+        memory.n_low[turn][feature() + half * 8] = store_as<BFloat16>(n[half] - load_float(high));
+      }
+    }
+    publish_shared();
+  }
+
+  // Takes a chunk in. Rows of keys are scaled and rounded, and n is the sum of the same rounded
+  // rows, so that C / n stays a mean of values whatever the rounding.
+  __device__ void take(const BFloat16* k, const BFloat16* v, const PackedChunk& packed) {
+    std::uint32_t factor[kMlstmChunk / 16][4];
+    float sum[2] = {};
+    const int lane = fresh(lane_id());
+    const int first = feature() - lane / 4;
+#pragma unroll
+    for (int step = 0; step < kMlstmChunk / 16; ++step) {
+      const int token = step * 16 + lane % 8 + lane / 16 * 8;
+      load_matrices_transposed(factor[step],
+                               SharedElements(k),
+                               swizzled_offset(kMlstmChunk, token, first + lane / 8 % 2 * 8));
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const int t = step * 16 + i / 2 * 8 + lane % 4 * 2;
+        std::uint32_t& pair = factor[step][i];
+        pair = pack_bfloat16(packed.values.write[t] * __uint_as_float(pair << 16),
+                             packed.values.write[t + 1] * __uint_as_float(pair & 0xffff0000U));
+        sum[i % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000U);
+      }
+    }
+    pass_chunk(packed.pass, sum);
+    begin_products();
+    const Operand values = Operand::by_columns(v, kMlstmChunk);
+#pragma unroll
+    for (int step = 0; step < kMlstmChunk / 16; ++step) {
+      multiply<true>(c, factor[step], values + column_step(step), true);
+    }
+    commit_products();
+    wait_products<0>();
+    keep(c);
+    keep(factor);
+  }
+
+ private:
+  // What a start of a document ends may be anything, and is not multiplied.
+  __device__ void pass_chunk(float pass, const float (&sum)[2]) {
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) {
+      c[i] = pass == 0.0F ? 0.0F : pass * c[i];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float own = sum[half];
+      own += __shfl_xor_sync(0xffffffffU, own, 1);
+      own += __shfl_xor_sync(0xffffffffU, own, 2);
+      n[half] = pass == 0.0F ? own : pass * n[half] + own;
+    }
+    keep(c);
+  }
+};
+
+// The sum of a segment alone.
+__device__ void sum_segment(const SegmentArgs& args, SegmentMemory& memory) {
+  const Segment segment(args);
+  KeptState state;
+  state.clear();
+  float pass = 1.0F;
+  RingPlace<kStages> place;
+  for (int chunk = segment.first; chunk < segment.end; ++chunk) {
+    const int stage = place.stage;
+    memory.full[stage].wait(place.parity);
+    state.take(memory.k[stage], memory.v[stage], memory.packed[stage]);
+    pass *= memory.packed[stage].pass;
+    __syncwarp();
+    if (lane_id() == 0) {
+      memory.empty[stage].arrive();
+    }
+    place.advance();
+  }
+  state.store(args.state_of(segment.index, segment.state));
+  if (threadIdx.x == kGroupThreads) {
+    args.pass[segment.state * args.segments + segment.index] = pass;
+  }
+}
+
+// Reads of a segment; the warpgroups take turns in the query heads of the state.
+class Reader {
+ public:
+  __device__ Reader(const SegmentMaps& maps, const SegmentArgs& args, SegmentMemory& memory)
+      : maps_(maps),
+        args_(args),
+        memory_(memory),
+        segment_(args),
+        consumer_(static_cast<int>(threadIdx.x) / kGroupThreads - 1),
+        row_(warp_id() % 4 * 16 + lane_id() / 4) {}
+
+  __device__ void run() {
+    const int readers = args_.shape.readers;
+    KeptState state;
+    state.load(args_.state_of(segment_.index, segment_.state));
+    RingPlace<kStages> place;
+    memory_.full[0].wait(place.parity);
+    if (memory_.packed[0].values.carry[0] == 0.0F) {
+      state.clear();  // an empty state may be anything
+    }
+    state.publish(memory_, 0);
+    named_sync(kBothConsumers, kConsumerThreads);
+    for (int chunk = segment_.first; chunk < segment_.end; ++chunk) {
+      const int stage = place.stage;
+      const int turn = (chunk - segment_.first) % 2;
+      memory_.full[stage].wait(place.parity);
+      state.take(memory_.k[stage], memory_.v[stage], memory_.packed[stage]);
+      state.publish(memory_, 1 - turn);
+      for (int reader = consumer_; reader < readers; reader += kConsumers) {
+        const int tile = (chunk - segment_.first) * readers + reader;
+        memory_.q_full[tile % kSlots].wait(tile / kSlots % 2);
+        read(chunk, stage, turn, reader, tile % kSlots);
+      }
+      named_sync(kBothConsumers, kConsumerThreads);  // C of the next chunk is whole, this one free
+      if (lane_id() == 0) {
+        memory_.empty[stage].arrive();
+      }
+      place.advance();
+    }
+    wait_stores_read<0>();
+  }
+
+ private:
+  __device__ void read(int chunk, int stage, int turn, int reader, int slot) {
+    const MlstmChunkValues& values = memory_.packed[stage].values;
+    BFloat16* q = memory_.q[slot];
+    float s[kMlstmChunk / 2];
+    float sums[kWidth / 2];
+    std::uint32_t p[kMlstmChunk / 16][4];
+    begin_products();
+    multiply_keys(s, q, memory_.k[stage]);
+    multiply_state(sums, q, memory_.c[turn]);
+    free_last();
+    float normaliser[2] = {};
+    read_normaliser(normaliser, q, values, turn);
+    wait_products<1>();
+    keep(s);
+    weigh(p, normaliser, s, values);
+    wait_products<0>();
+    keep(sums);
+    const float carry[2] = {values.carry[row_], values.carry[row_ + 8]};
+#pragma unroll
+    for (int i = 0; i < kWidth / 2; ++i) {
+      sums[i] *= carry[i / 2 % 2];
+    }
+    keep(sums);
+    begin_products();
+    const Operand v = Operand::by_columns(memory_.v[stage], kMlstmChunk);
+#pragma unroll
+    for (int step = 0; step < kMlstmChunk / 16; ++step) {
+      multiply<true>(sums, p[step], v + column_step(step), true);
+    }
+    commit_products();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      normaliser[half] += __shfl_xor_sync(0xffffffffU, normaliser[half], 1);
+      normaliser[half] += __shfl_xor_sync(0xffffffffU, normaliser[half], 2);
+      normaliser[half] = 1.0F / (normaliser[half] + kTiny);
+    }
+    wait_products<0>();
+    keep(sums);
+    keep(p);
+    store(sums, normaliser, q);
+    if (threadIdx.x % kGroupThreads == 0) {
+      const int head = segment_.state * args_.shape.readers + reader;
+#pragma unroll
+      for (int column = 0; column < kWidth; column += kSwizzleColumns) {
+        store_box(maps_.h, q + kMlstmChunk * column, column, head, chunk * kMlstmChunk);
+      }
+      commit_stores();
+    }
+    last_slot_ = slot;
+  }
+
+  // s = q k^T
+  static __device__ void multiply_keys(float (&s)[kMlstmChunk / 2],
+                                       const BFloat16* q,
+                                       const BFloat16* k) {
+    const Operand left = Operand::by_rows(q);
+    const Operand right = Operand::by_rows(k);
+#pragma unroll
+    for (int step = 0; step < kWidth / 16; ++step) {
+      const int at = row_step(kMlstmChunk, step);
+      multiply<false, false>(s, left + at, right + at, step > 0);
+    }
+    commit_products();
+  }
+
+  // sums = q C
+  static __device__ void multiply_state(float (&sums)[kWidth / 2],
+                                        const BFloat16* q,
+                                        const BFloat16* c) {
+    const Operand left = Operand::by_rows(q);
+    const Operand right = Operand::by_columns(c, kWidth);
+#pragma unroll
+    for (int step = 0; step < kWidth / 16; ++step) {
+      multiply<false, true>(
+          sums, left + row_step(kMlstmChunk, step), right + column_step(step), step > 0);
+    }
+    commit_products();
+  }
+
+  // The slot of the tile before is free once its reads are on their way.
+  __device__ void free_last() {
+    if (threadIdx.x % kGroupThreads == 0 && last_slot_ >= 0) {
+      wait_stores_read<0>();
+      memory_.q_empty[last_slot_].arrive();
+    }
+  }
+
+  // u q . n of a thread's two rows, in one of the four lanes that share them.
+  __device__ void read_normaliser(float (&normaliser)[2],
+                                  const BFloat16* q,
+                                  const MlstmChunkValues& values,
+                                  int turn) const {
+    float sum[4] = {};
+    const int lane = fresh(lane_id());
+    const BFloat16* n = lane / 4 == 0 ? memory_.n_high[turn] : memory_.n_low[turn];
+#pragma unroll
+    for (int k = 0; k < kWidth; k += 16) {
+      std::uint32_t left[4];
+      const int row = row_ - lane / 4 + lane % 16;
+      load_matrices(left, SharedElements(q), swizzled_offset(kMlstmChunk, row, k + lane / 16 * 8));
+      const auto* pairs = reinterpret_cast<const std::uint32_t*>(n + k) + lane % 4;
+      // Column 0 is the high part of n, column 1 the low one; six are zeros.
+      multiply_add(sum, left, lane < 8 ? pairs[0] : 0U, lane < 8 ? pairs[4] : 0U);
+    }
+    if (lane % 4 == 0) {
+      normaliser[0] = values.carry[row_] * (sum[0] + sum[1]);
+      normaliser[1] = values.carry[row_ + 8] * (sum[2] + sum[3]);
+    }
+  }
+
+  // Products become weights times them, rounded; what is summed is what is multiplied.
+  __device__ void weigh(std::uint32_t (&p)[kMlstmChunk / 16][4],
+                        float (&normaliser)[2],
+                        const float (&s)[kMlstmChunk / 2],
+                        const MlstmChunkValues& values) const {
+    const int row = fresh(row_);
+    const int last = row - lane_id() / 4 + 15;  // of the warp's tokens
+#pragma unroll
+    for (int i = 0; i < kMlstmChunk / 4; ++i) {  // a pair of neighbours
+      const int t = row + i % 2 * 8;
+      const int j = i / 2 * 8 + lane_id() % 4 * 2;
+      std::uint32_t pair = 0;
+      if (i / 2 * 8 <= last) {
+        const float low = values.sees(t, j) ? exp2_fast(values.exponent(t, j)) : 0.0F;
+        const float high = values.sees(t, j + 1) ? exp2_fast(values.exponent(t, j + 1)) : 0.0F;
+        pair = pack_bfloat16(low * s[2 * i], high * s[2 * i + 1]);
+      }
+      p[i / 4][i % 4] = pair;
+      normaliser[i % 2] += __uint_as_float(pair << 16) + __uint_as_float(pair & 0xffff0000U);
+    }
+  }
+
+  // Where the queries were, which no product needs any more.
+  __device__ void store(const float (&sums)[kWidth / 2],
+                        const float (&factor)[2],
+                        BFloat16* tile) const {
+    const int first = fresh(row_);
+    const int pair_in_chunk = lane_id() % 4 * 2;
+    named_sync(1 + consumer_, kGroupThreads);
+#pragma unroll
+    for (int i = 0; i < kWidth / 4; ++i) {
+      const int at = swizzled_offset(kMlstmChunk, first + i % 2 * 8, i / 2 * 8) + pair_in_chunk;
+      *reinterpret_cast<std::uint32_t*>(tile + at) =
+          pack_bfloat16(sums[2 * i] * factor[i % 2], sums[2 * i + 1] * factor[i % 2]);
+    }
+    publish_shared();
+    named_sync(1 + consumer_, kGroupThreads);
+  }
+
+  const SegmentMaps& maps_;
+  const SegmentArgs& args_;
+  SegmentMemory& memory_;
+  const Segment segment_;
+  const int consumer_;
+  const int row_;  // this thread's first token of a chunk; the other is eight further on
+  int last_slot_ = -1;
+};
+
+namespace {
+
+template <bool kReads>
+__global__ void __launch_bounds__(kThreads, 1)
+    segment_kernel(const __grid_constant__ SegmentMaps maps, const SegmentArgs args) {
+#if BIFOCAL_HOPPER_CODE
+  auto& memory = *reinterpret_cast<SegmentMemory*>(swizzle_memory());
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < kStages; ++i) {
+      memory.full[i].init(1);
+      memory.empty[i].init(kConsumerThreads / 32);
+    }
+    for (int i = 0; i < kSlots; ++i) {
+      memory.q_full[i].init(1);
+      memory.q_empty[i].init(1);
+    }
+    publish_barriers();
+  }
+  __syncthreads();
+  if (threadIdx.x < kGroupThreads) {
+    lower_registers<24>();
+    if (threadIdx.x == 0) {
+      load_segment<kReads>(maps, args, memory);
+    }
+  } else {
+    raise_registers<240>();
+    if constexpr (kReads) {
+      Reader(maps, args, memory).run();
+    } else {
+      sum_segment(args, memory);
+    }
+  }
+#endif
+}
+
+// A block of 64 threads for each chunk of each state.
+__global__ void __launch_bounds__(kMlstmChunk)
+    pack_kernel(MlstmShape shape, MlstmScalars scalars, PackedChunk* packed) {
+  const int chunk = static_cast<int>(blockIdx.x);
+  const int state = static_cast<int>(blockIdx.y);
+  const std::int64_t at = static_cast<std::int64_t>(state) * shape.chunks + chunk;
+  packed[at].values.load(shape, scalars, chunk, state);
+  if (threadIdx.x == 0) {
+    packed[at].pass = scalars.pass[at];
+  }
+}
+
+CUtensorMap map_of(const MlstmShape& shape, const BFloat16* x, int heads) {
+  return make_tensor_map(x,
+                         {{kWidth, 1, kSwizzleColumns},
+                          {heads, kWidth, 1},
+                          {shape.tokens, static_cast<std::int64_t>(heads) * kWidth, kMlstmChunk}});
+}
+
+template <bool kReads>
+void launch(CudaStream& stream, const SegmentMaps& maps, const SegmentArgs& args) {
+  constexpr int kBytes = static_cast<int>(sizeof(SegmentMemory)) + kSwizzleAtomBytes;
+  launch_kernel(stream,
+                grid_of(static_cast<std::int64_t>(args.segments) * args.shape.states),
+                kThreads,
+                kBytes,
+                segment_kernel<kReads>,
+                maps,
+                args);
+}
+
+}  // namespace
+}  // namespace hopper
+
+bool has_hopper_mlstm(const MlstmArrays<BFloat16>& a) {
+  return use_hopper_kernels() && a.shape.dim == hopper::kWidth && a.shape.tokens > 0 &&
+         is_aligned(16, a.q, a.k, a.v, a.h_out);
+}
+
+void hopper_mlstm_forward(CudaStream& stream,
+                          const MlstmArrays<BFloat16>& a,
+                          const MlstmScanTargets& targets) {
+  constexpr int kBlocks = 132;  // one a multiprocessor of an H100 or H200
+  const MlstmShape& shape = a.shape;
+  DeviceScratch scratch(stream);
+  auto* packed =
+      scratch.take<hopper::PackedChunk>(static_cast<std::int64_t>(shape.states) * shape.chunks);
+  const dim3 grid(static_cast<unsigned>(shape.chunks), static_cast<unsigned>(shape.states));
+  launch_kernel(stream, grid, kMlstmChunk, 0, hopper::pack_kernel, shape, a.scalars, packed);
+  hopper::SegmentArgs args{.shape = shape,
+                           .segments = std::clamp(kBlocks / shape.states, 1, shape.chunks),
+                           .chunks_of_segment = 0,
+                           .packed = packed,
+                           .states = nullptr,
+                           .pass = nullptr};
+  args.chunks_of_segment = static_cast<int>(ceil_div(shape.chunks, args.segments));
+  args.segments = static_cast<int>(ceil_div(shape.chunks, args.chunks_of_segment));
+  args.states = scratch.take<float>(shape.state_at(args.segments, 0));
+  args.pass = scratch.take<float>(static_cast<std::int64_t>(shape.states) * args.segments);
+  const hopper::SegmentMaps maps{.q = hopper::map_of(shape, a.q, shape.heads),
+                                 .k = hopper::map_of(shape, a.k, shape.states),
+                                 .v = hopper::map_of(shape, a.v, shape.v_heads),
+                                 .h = hopper::map_of(shape, a.h_out, shape.heads)};
+  hopper::launch<false>(stream, maps, args);
+  MlstmShape segments = shape;
+  segments.chunks = args.segments;
+  MlstmScalars scalars = a.scalars;
+  scalars.pass = args.pass;
+  scan_mlstm_states(stream, segments, scalars, args.states, targets);
+  hopper::launch<true>(stream, maps, args);
+}
+
+}  // namespace bifocal
