@@ -202,7 +202,8 @@ bool backward_on_hopper(CudaStream& stream, const MlstmBackward& op) {
   DeviceScratch scratch(stream);
   a.scalars = scan_mlstm_gates(stream, scratch, a.shape, op.inputs);
   a.logs = take_log_gradients(scratch, a.shape, {1, 1, 1});
-  hopper_mlstm_backward(stream, scratch, a, from_initial(op.inputs), from_final(op));
+  const HopperMlstm plan = plan_hopper_mlstm(scratch, a);
+  hopper_mlstm_backward(stream, scratch, plan, from_initial(op.inputs), from_final(op));
   mlstm_gate_gradients(stream, a.shape, a.logs, op);
   return true;
 }

@@ -25,39 +25,32 @@ bool has_hopper_mlstm_backward(const MlstmArrays<BFloat16>& a) {
          is_aligned(16, a.q, a.k, a.v, a.d_h, a.d_q, a.d_k, a.d_v);
 }
 
+HopperMlstm plan_hopper_mlstm(DeviceScratch& scratch, const MlstmArrays<BFloat16>& a) {
+  const MlstmShape& shape = a.shape;
+  const std::int64_t read_chunks = static_cast<std::int64_t>(shape.heads) * shape.chunks;
+  const std::int64_t state_chunks = static_cast<std::int64_t>(shape.states) * shape.chunks;
+  return {.a = a,
+          .q = map_of(shape, a.q, shape.heads),
+          .k = map_of(shape, a.k, shape.states),
+          .v = map_of(shape, a.v, shape.v_heads),
+          .d_h = map_of(shape, a.d_h, shape.heads),
+          .entering = take_states(scratch, shape),
+          .leaving = take_states(scratch, shape),
+          .reads = scratch.take<MlstmReadScalars>(read_chunks),
+          .read_scales = scratch.take<MlstmRowScales>(read_chunks),
+          .write_scales = scratch.take<MlstmRowScales>(state_chunks)};
+}
+
 void hopper_mlstm_backward(CudaStream& stream,
                            DeviceScratch& scratch,
-                           const MlstmArrays<BFloat16>& a,
+                           const HopperMlstm& m,
                            const MlstmScanTargets& states,
                            const MlstmScanTargets& gradients) {
-  const MlstmShape& shape = a.shape;
-  const std::int64_t head_chunks = static_cast<std::int64_t>(shape.heads) * shape.chunks;
-  const HopperMlstm m{.a = a,
-                      .entering = take_states(scratch, shape),
-                      .leaving = take_states(scratch, shape),
-                      .reads = scratch.take<MlstmReadScalars>(head_chunks),
-                      .read_scales = scratch.take<MlstmRowScales>(head_chunks)};
-  const hopper::MlstmMaps maps{.q = map_of(shape, a.q, shape.heads),
-                               .k = map_of(shape, a.k, shape.states),
-                               .v = map_of(shape, a.v, shape.v_heads),
-                               .d_h = map_of(shape, a.d_h, shape.heads)};
-  auto* write_scales =
-      scratch.take<MlstmRowScales>(static_cast<std::int64_t>(shape.states) * shape.chunks);
-  hopper::mlstm_write_scales(stream, shape, a.scalars, write_scales);
-  hopper::mlstm_states(stream,
-                       scratch,
-                       m,
-                       {maps.k, maps.v, write_scales, 1, shape.holders, false},
-                       m.entering,
-                       states);
-  hopper::mlstm_query_gradients(stream, m, maps);
-  hopper::mlstm_states(stream,
-                       scratch,
-                       m,
-                       {maps.q, maps.d_h, m.read_scales, shape.readers, 1, true},
-                       m.leaving,
-                       gradients);
-  hopper::mlstm_key_gradients(stream, m, maps);
+  hopper::mlstm_write_scales(stream, m);
+  hopper::mlstm_states(stream, scratch, m, states);
+  hopper::mlstm_query_gradients(stream, m);
+  hopper::mlstm_state_gradients(stream, scratch, m, gradients);
+  hopper::mlstm_key_gradients(stream, m);
 }
 
 }  // namespace bifocal

@@ -34,54 +34,44 @@ struct alignas(16) MlstmRowScales {
   float pass;  // what a state keeps across the chunk
 };
 
+// a.x, a.d_x, a.h, a.inverse and a.delta are not used; a.logs has one part of each.
 struct HopperMlstm {
   MlstmArrays<BFloat16> a;
+  CUtensorMap q, k, v, d_h;
   MlstmRoundedStates entering, leaving;  // states, and gradients of those after chunks
   MlstmReadScalars* reads;               // [heads, chunks]
   MlstmRowScales* read_scales;           // [heads, chunks], of queries for gradients of states
+  MlstmRowScales* write_scales;          // [states, chunks], of keys for states
 };
 
-// The whole backward pass but the gates' gradients, which come from a.logs of one part each: where
-// kernels, device, width and pointers allow it. a.x, a.d_x, a.h, a.inverse and a.delta are not
-// used.
+// Whether kernels, device, width and pointers allow the backward pass on Hopper.
 bool has_hopper_mlstm_backward(const MlstmArrays<BFloat16>& a);
+HopperMlstm plan_hopper_mlstm(DeviceScratch& scratch, const MlstmArrays<BFloat16>& a);
+// All of it but the gates' gradients, which come from a.logs.
 void hopper_mlstm_backward(CudaStream& stream,
                            DeviceScratch& scratch,
-                           const MlstmArrays<BFloat16>& a,
+                           const HopperMlstm& m,
                            const MlstmScanTargets& states,
                            const MlstmScanTargets& gradients);
 
 namespace hopper {
 
-struct MlstmMaps {
-  CUtensorMap q, k, v, d_h;
-};
-
-// Sums over each chunk of outer products of scaled rows, of `repeats` heads for each state.
-struct MlstmOuterSums {
-  CUtensorMap left, right;       // [tokens, heads, dim]
-  const MlstmRowScales* scales;  // [heads of left, chunks]
-  int repeats;                   // heads of left for each state
-  int left_of_right;             // and for each head of right
-  bool reverse;                  // from right to left
-};
-
-// Scales of keys for the states.
-void mlstm_write_scales(CudaStream& stream,
-                        const MlstmShape& shape,
-                        const MlstmScalars& scalars,
-                        MlstmRowScales* to);
-// States before all chunks in the sums' direction, and the ends of the row.
+// Its stages in order.
+void mlstm_write_scales(CudaStream& stream, const HopperMlstm& m);
+// States before chunks and after the row.
 void mlstm_states(CudaStream& stream,
                   DeviceScratch& scratch,
                   const HopperMlstm& m,
-                  const MlstmOuterSums& sums,
-                  const MlstmRoundedStates& to,
                   const MlstmScanTargets& targets);
 // d_q, the scalars of reads and what gates get of them.
-void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps);
+void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m);
+// Gradients of states after chunks and before the row.
+void mlstm_state_gradients(CudaStream& stream,
+                           DeviceScratch& scratch,
+                           const HopperMlstm& m,
+                           const MlstmScanTargets& targets);
 // d_k, d_v and what gates get of them.
-void mlstm_key_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps);
+void mlstm_key_gradients(CudaStream& stream, const HopperMlstm& m);
 
 // Rows of a chunk of one head as a tile.
 template <int D>

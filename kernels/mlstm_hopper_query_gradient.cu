@@ -20,9 +20,8 @@ struct QueryMemory {
 template <int D>
 class QueryGradient {
  public:
-  __device__ QueryGradient(const HopperMlstm& m, const MlstmMaps& maps, QueryMemory<D>& memory)
+  __device__ QueryGradient(const HopperMlstm& m, QueryMemory<D>& memory)
       : m_(m),
-        maps_(maps),
         memory_(memory),
         state_(static_cast<int>(blockIdx.x) % m.a.shape.states),
         chunk_(static_cast<int>(blockIdx.x) / m.a.shape.states),
@@ -72,8 +71,8 @@ class QueryGradient {
   __device__ void load_reads(int reader) {
     const int head = state_ * m_.a.shape.readers + reader;
     memory_.reads.arrive_expect(2 * kTileBytes);
-    load_chunk<D>(memory_.q, maps_.q, memory_.reads, head, chunk_);
-    load_chunk<D>(memory_.d_h, maps_.d_h, memory_.reads, head, chunk_);
+    load_chunk<D>(memory_.q, m_.q, memory_.reads, head, chunk_);
+    load_chunk<D>(memory_.d_h, m_.d_h, memory_.reads, head, chunk_);
   }
 
   // All but the reads. Where no state enters, C and n may be anything and become zero.
@@ -87,8 +86,8 @@ class QueryGradient {
       publish_barriers();
       constexpr int kStateBytes = D * D * static_cast<int>(sizeof(BFloat16));
       memory_.own.arrive_expect(2 * kTileBytes + kStateBytes);
-      load_chunk<D>(memory_.k, maps_.k, memory_.own, state_, chunk_);
-      load_chunk<D>(memory_.v, maps_.v, memory_.own, state_ / shape.holders, chunk_);
+      load_chunk<D>(memory_.k, m_.k, memory_.own, state_, chunk_);
+      load_chunk<D>(memory_.v, m_.v, memory_.own, state_ / shape.holders, chunk_);
       load_bytes(memory_.c, m_.entering.c + at * D * D, kStateBytes, memory_.own);
       load_reads(0);
     }
@@ -281,36 +280,33 @@ class QueryGradient {
   }
 
   const HopperMlstm& m_;
-  const MlstmMaps& maps_;
   QueryMemory<D>& memory_;
   const int state_, chunk_, length_;
 };
 
 template <int D>
 __global__ void __launch_bounds__(kGroupThreads, 2)
-    query_gradient_kernel(const __grid_constant__ HopperMlstm m,
-                          const __grid_constant__ MlstmMaps maps) {
+    query_gradient_kernel(const __grid_constant__ HopperMlstm m) {
 #if BIFOCAL_HOPPER_CODE
-  QueryGradient<D>(m, maps, *reinterpret_cast<QueryMemory<D>*>(swizzle_memory())).run();
+  QueryGradient<D>(m, *reinterpret_cast<QueryMemory<D>*>(swizzle_memory())).run();
 #endif
 }
 
 template <int D>
-void launch(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps) {
+void launch(CudaStream& stream, const HopperMlstm& m) {
   constexpr int kBytes = static_cast<int>(sizeof(QueryMemory<D>)) + kSwizzleAtomBytes;
   launch_kernel(stream,
                 grid_of(static_cast<std::int64_t>(m.a.shape.chunks) * m.a.shape.states),
                 kGroupThreads,
                 kBytes,
                 query_gradient_kernel<D>,
-                m,
-                maps);
+                m);
 }
 
 }  // namespace
 
-void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps) {
-  m.a.shape.dim == 64 ? launch<64>(stream, m, maps) : launch<128>(stream, m, maps);
+void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m) {
+  m.a.shape.dim == 64 ? launch<64>(stream, m) : launch<128>(stream, m);
 }
 
 }  // namespace hopper

@@ -12,9 +12,17 @@ namespace {
 
 constexpr int kStages = 2;  // pairs of tiles in flight
 
+// Sums over chunks of outer products of scaled rows.
+struct OuterSums {
+  const MlstmRowScales* scales;  // [heads of the left factor, chunks]
+  int repeats;                   // heads of the left factor for each state
+  int left_of_right;             // and for each head of the right one
+  bool reverse;                  // from right to left
+};
+
 struct SegmentArgs {
   MlstmShape shape;
-  MlstmOuterSums sums;
+  OuterSums sums;
   int segments, chunks_of_segment;
   float* x;     // [segments, states, state_size]: own sums, then what reaches
   float* pass;  // [states, segments]: what a state keeps across the segment
@@ -285,29 +293,15 @@ __global__ void __launch_bounds__(kMlstmChunk)
   }
 }
 
-}  // namespace
-
-void mlstm_write_scales(CudaStream& stream,
-                        const MlstmShape& shape,
-                        const MlstmScalars& scalars,
-                        MlstmRowScales* to) {
-  launch_kernel(stream,
-                grid_of(static_cast<std::int64_t>(shape.chunks) * shape.states),
-                kMlstmChunk,
-                0,
-                write_scales_kernel,
-                shape,
-                scalars,
-                to);
-}
-
-void mlstm_states(CudaStream& stream,
-                  DeviceScratch& scratch,
-                  const HopperMlstm& m,
-                  const MlstmOuterSums& sums,
-                  const MlstmRoundedStates& to,
-                  const MlstmScanTargets& targets) {
-  const MlstmShape& shape = m.a.shape;
+// What reaches each chunk in the sums' direction, to `to`, and the ends of the row.
+void walk(CudaStream& stream,
+          DeviceScratch& scratch,
+          const MlstmArrays<BFloat16>& a,
+          const OuterSums& sums,
+          const SegmentMaps& maps,
+          const MlstmRoundedStates& to,
+          const MlstmScanTargets& targets) {
+  const MlstmShape& shape = a.shape;
   const int blocks = 2 * num_multiprocessors();
   SegmentArgs args{.shape = shape,
                    .sums = sums,
@@ -320,11 +314,10 @@ void mlstm_states(CudaStream& stream,
   args.segments = static_cast<int>(ceil_div(shape.chunks, args.chunks_of_segment));
   args.x = scratch.take<float>(shape.state_at(args.segments, 0));
   args.pass = scratch.take<float>(static_cast<std::int64_t>(shape.states) * args.segments);
-  const SegmentMaps maps{.left = sums.left, .right = sums.right};
   shape.dim == 64 ? launch<64, false>(stream, args, maps) : launch<128, false>(stream, args, maps);
   MlstmShape segments = shape;
   segments.chunks = args.segments;
-  MlstmScalars scalars = m.a.scalars;
+  MlstmScalars scalars = a.scalars;
   scalars.pass = args.pass;
   if (sums.reverse) {
     scan_mlstm_gradients(stream, segments, scalars, args.x, targets);
@@ -332,6 +325,36 @@ void mlstm_states(CudaStream& stream,
     scan_mlstm_states(stream, segments, scalars, args.x, targets);
   }
   shape.dim == 64 ? launch<64, true>(stream, args, maps) : launch<128, true>(stream, args, maps);
+}
+
+}  // namespace
+
+void mlstm_write_scales(CudaStream& stream, const HopperMlstm& m) {
+  const MlstmShape& shape = m.a.shape;
+  launch_kernel(stream,
+                grid_of(static_cast<std::int64_t>(shape.chunks) * shape.states),
+                kMlstmChunk,
+                0,
+                write_scales_kernel,
+                shape,
+                m.a.scalars,
+                m.write_scales);
+}
+
+void mlstm_states(CudaStream& stream,
+                  DeviceScratch& scratch,
+                  const HopperMlstm& m,
+                  const MlstmScanTargets& targets) {
+  const OuterSums sums{m.write_scales, 1, m.a.shape.holders, false};
+  walk(stream, scratch, m.a, sums, {m.k, m.v}, m.entering, targets);
+}
+
+void mlstm_state_gradients(CudaStream& stream,
+                           DeviceScratch& scratch,
+                           const HopperMlstm& m,
+                           const MlstmScanTargets& targets) {
+  const OuterSums sums{m.read_scales, m.a.shape.readers, 1, true};
+  walk(stream, scratch, m.a, sums, {m.q, m.d_h}, m.leaving, targets);
 }
 
 }  // namespace hopper
