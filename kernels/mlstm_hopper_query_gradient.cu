@@ -160,6 +160,7 @@ class QueryGradient {
     pack_factor(factor, s);
     add_state(sums, inverse, delta);
     keep(sums);
+    keep(factor);
     begin_products();
     add_rows<D>(sums, factor, memory_.k);
     commit_products();
