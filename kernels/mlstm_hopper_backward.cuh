@@ -195,15 +195,14 @@ __device__ void store_chunk(const float (&sums)[D / 2],
   }
 }
 
-// Numbers of a thread's two rows, summed over the four lanes that share them, to the chunk's rows
+// Numbers of a thread's two rows, the same in the four lanes that share them, to the chunk's rows
 // below `length`.
-__device__ inline void store_row_sums(const float (&sum)[2], float* to, int length) {
+__device__ inline void store_row_numbers(const float (&number)[2], float* to, int length) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float whole = quad_sum(sum[half]);
     const int row = chunk_row() + half * 8;
     if (lane_of_warp() % 4 == 0 && row < length) {
-      to[row] = whole;
+      to[row] = number[half];
     }
   }
 }

@@ -194,10 +194,12 @@ class KeyGradient {
       d_k[2 * i + 1] = write[i % 2] * (d_k[2 * i + 1] + d_n.element[1]);
       left[i % 2] += low_of(k) * d_k[2 * i] + high_of(k) * d_k[2 * i + 1];
     }
-    store_row_sums(left,
-                   m_.a.logs.left + static_cast<std::int64_t>(state) * m_.a.shape.tokens +
-                       chunk_ * kMlstmChunk,
-                   length_);
+    left[0] = quad_sum(left[0]);
+    left[1] = quad_sum(left[1]);
+    store_row_numbers(left,
+                      m_.a.logs.left + static_cast<std::int64_t>(state) * m_.a.shape.tokens +
+                          chunk_ * kMlstmChunk,
+                      length_);
   }
 
   // What the reads of one query head give.

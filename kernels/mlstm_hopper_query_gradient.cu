@@ -42,7 +42,7 @@ class QueryGradient {
       differentiate(reader, weight, terms, read);
     }
     const MlstmArrays<BFloat16>& a = m_.a;
-    store_row_sums(
+    store_row_numbers(
         read,
         a.logs.read + static_cast<std::int64_t>(state_) * a.shape.tokens + chunk_ * kMlstmChunk,
         length_);
