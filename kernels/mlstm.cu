@@ -200,13 +200,10 @@ bool backward_on_hopper(CudaStream& stream, const MlstmBackward& op) {
     return false;
   }
   DeviceScratch scratch(stream);
-  const std::int64_t reads = static_cast<std::int64_t>(a.shape.heads) * a.shape.tokens;
   a.scalars = scan_mlstm_gates(stream, scratch, a.shape, op.inputs);
-  a.x = scratch.take<float>(a.shape.state_at(a.shape.chunks, 0));
-  a.inverse = scratch.take<float>(reads);
-  a.delta = scratch.take<float>(reads);
   a.logs = take_log_gradients(scratch, a.shape, {1, 1, 1});
-  hopper_mlstm_backward(stream, scratch, a, from_initial(op.inputs), from_final(op));
+  const HopperMlstm plan = plan_hopper_mlstm(scratch, a);
+  hopper_mlstm_backward(stream, scratch, plan, from_initial(op.inputs), from_final(op));
   mlstm_gate_gradients(stream, a.shape, a.logs, op);
   return true;
 }

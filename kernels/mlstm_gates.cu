@@ -148,15 +148,18 @@ __global__ void __launch_bounds__(kWarp) scan_spans_kernel(GateScan scan) {
   const std::int64_t base = static_cast<std::int64_t>(state) * chunks;
   const double initial =
       scan.initial_m == nullptr ? minus_infinity() : static_cast<double>(scan.initial_m[state]);
+  const auto load = [&](int chunk) {
+    return chunk < chunks ? Span{scan.chunk_decay[base + chunk],
+                                 scan.chunk_m[base + chunk],
+                                 scan.chunk_starts[base + chunk]}
+                          : no_tokens();
+  };
   Span all = no_tokens();
+  Span next = load(lane);
   for (int begin = 0; begin < chunks; begin += kWarp) {
     const int chunk = begin + lane;
-    Span span = no_tokens();
-    if (chunk < chunks) {
-      span = {scan.chunk_decay[base + chunk],
-              scan.chunk_m[base + chunk],
-              scan.chunk_starts[base + chunk]};
-    }
+    const Span span = next;
+    next = load(chunk + kWarp);  // ahead, while this one's scan runs
     const Span up_to = join(all, warp_scan(span, lane));
     Span before = shuffle_up(up_to, 1);
     before = lane == 0 ? all : before;

@@ -25,29 +25,32 @@ bool has_hopper_mlstm_backward(const MlstmArrays<BFloat16>& a) {
          is_aligned(16, a.q, a.k, a.v, a.d_h, a.d_q, a.d_k, a.d_v);
 }
 
+HopperMlstm plan_hopper_mlstm(DeviceScratch& scratch, const MlstmArrays<BFloat16>& a) {
+  const MlstmShape& shape = a.shape;
+  const std::int64_t read_chunks = static_cast<std::int64_t>(shape.heads) * shape.chunks;
+  const std::int64_t state_chunks = static_cast<std::int64_t>(shape.states) * shape.chunks;
+  return {.a = a,
+          .q = map_of(shape, a.q, shape.heads),
+          .k = map_of(shape, a.k, shape.states),
+          .v = map_of(shape, a.v, shape.v_heads),
+          .d_h = map_of(shape, a.d_h, shape.heads),
+          .entering = take_states(scratch, shape),
+          .leaving = take_states(scratch, shape),
+          .reads = scratch.take<MlstmReadScalars>(read_chunks),
+          .read_scales = scratch.take<MlstmRowScales>(read_chunks),
+          .write_scales = scratch.take<MlstmRowScales>(state_chunks)};
+}
+
 void hopper_mlstm_backward(CudaStream& stream,
                            DeviceScratch& scratch,
-                           const MlstmArrays<BFloat16>& a,
+                           const HopperMlstm& m,
                            const MlstmScanTargets& states,
                            const MlstmScanTargets& gradients) {
-  const MlstmShape& shape = a.shape;
-  HopperMlstm m{.a = a,
-                .entering = take_states(scratch, shape),
-                .leaving = take_states(scratch, shape),
-                .reads = scratch.take<MlstmReadScalars>(static_cast<std::int64_t>(shape.heads) *
-                                                        shape.chunks)};
-  const hopper::MlstmMaps maps{.q = map_of(shape, a.q, shape.heads),
-                               .k = map_of(shape, a.k, shape.states),
-                               .v = map_of(shape, a.v, shape.v_heads),
-                               .d_h = map_of(shape, a.d_h, shape.heads)};
-  mma_mlstm_sums(stream, a);
-  scan_mlstm_states_rounded(stream, shape, a.scalars, a.x, m.entering, states);
-  hopper::mlstm_query_gradients(stream, m, maps);
-  MlstmArrays<BFloat16> reads = a;
-  reads.d_x = a.x;  // the chunks' own sums are used up
-  mma_mlstm_read_sums(stream, reads);
-  scan_mlstm_gradients_rounded(stream, shape, a.scalars, a.x, m.leaving, gradients);
-  hopper::mlstm_key_gradients(stream, m, maps);
+  hopper::mlstm_write_scales(stream, m);
+  hopper::mlstm_states(stream, scratch, m, states);
+  hopper::mlstm_query_gradients(stream, m);
+  hopper::mlstm_state_gradients(stream, scratch, m, gradients);
+  hopper::mlstm_key_gradients(stream, m);
 }
 
 }  // namespace bifocal

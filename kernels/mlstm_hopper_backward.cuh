@@ -26,46 +26,52 @@ struct MlstmReadScalars {
   float delta[kMlstmChunk];
 };
 
-struct HopperMlstm {
-  MlstmArrays<BFloat16> a;
-  MlstmRoundedStates entering, leaving;  // states, and gradients of those after chunks
-  MlstmReadScalars* reads;               // [heads, chunks]
+// What scales rows of a chunk in a sum of outer products for [C, n], and the same rows' weight in n
+// beside that; zeros past the row's end.
+struct alignas(16) MlstmRowScales {
+  float scale[kMlstmChunk];
+  float extra[kMlstmChunk];
+  float pass;  // what a state keeps across the chunk
 };
 
-// As scan_mlstm_states and scan_mlstm_gradients, but x is only read. dim is 64 or 128.
-void scan_mlstm_states_rounded(CudaStream& stream,
-                               const MlstmShape& shape,
-                               const MlstmScalars& scalars,
-                               float* x,
-                               const MlstmRoundedStates& to,
-                               const MlstmScanTargets& targets);
-void scan_mlstm_gradients_rounded(CudaStream& stream,
-                                  const MlstmShape& shape,
-                                  const MlstmScalars& scalars,
-                                  float* d_x,
-                                  const MlstmRoundedStates& to,
-                                  const MlstmScanTargets& targets);
+// a.x, a.d_x, a.h, a.inverse and a.delta are not used; a.logs has one part of each.
+struct HopperMlstm {
+  MlstmArrays<BFloat16> a;
+  CUtensorMap q, k, v, d_h;
+  MlstmRoundedStates entering, leaving;  // states, and gradients of those after chunks
+  MlstmReadScalars* reads;               // [heads, chunks]
+  MlstmRowScales* read_scales;           // [heads, chunks], of queries for gradients of states
+  MlstmRowScales* write_scales;          // [states, chunks], of keys for states
+};
 
-// The whole backward pass but the gates' gradients, which come from a.logs of one part each: where
-// kernels, device, width and pointers allow it. Wants room in a.x, a.inverse and a.delta; a.d_x and
-// a.h are not used.
+// Whether kernels, device, width and pointers allow the backward pass on Hopper.
 bool has_hopper_mlstm_backward(const MlstmArrays<BFloat16>& a);
+HopperMlstm plan_hopper_mlstm(DeviceScratch& scratch, const MlstmArrays<BFloat16>& a);
+// All of it but the gates' gradients, which come from a.logs.
 void hopper_mlstm_backward(CudaStream& stream,
                            DeviceScratch& scratch,
-                           const MlstmArrays<BFloat16>& a,
+                           const HopperMlstm& m,
                            const MlstmScanTargets& states,
                            const MlstmScanTargets& gradients);
 
 namespace hopper {
 
-struct MlstmMaps {
-  CUtensorMap q, k, v, d_h;
-};
-
-// d_q, reads, inverse, delta and what gates get of them.
-void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps);
+// Its stages in order.
+void mlstm_write_scales(CudaStream& stream, const HopperMlstm& m);
+// States before chunks and after the row.
+void mlstm_states(CudaStream& stream,
+                  DeviceScratch& scratch,
+                  const HopperMlstm& m,
+                  const MlstmScanTargets& targets);
+// d_q, the scalars of reads and what gates get of them.
+void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m);
+// Gradients of states after chunks and before the row.
+void mlstm_state_gradients(CudaStream& stream,
+                           DeviceScratch& scratch,
+                           const HopperMlstm& m,
+                           const MlstmScanTargets& targets);
 // d_k, d_v and what gates get of them.
-void mlstm_key_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps);
+void mlstm_key_gradients(CudaStream& stream, const HopperMlstm& m);
 
 // Rows of a chunk of one head as a tile.
 template <int D>
@@ -189,15 +195,14 @@ __device__ void store_chunk(const float (&sums)[D / 2],
   }
 }
 
-// Numbers of a thread's two rows, summed over the four lanes that share them, to the chunk's rows
+// Numbers of a thread's two rows, the same in the four lanes that share them, to the chunk's rows
 // below `length`.
-__device__ inline void store_row_sums(const float (&sum)[2], float* to, int length) {
+__device__ inline void store_row_numbers(const float (&number)[2], float* to, int length) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float whole = quad_sum(sum[half]);
     const int row = chunk_row() + half * 8;
     if (lane_of_warp() % 4 == 0 && row < length) {
-      to[row] = whole;
+      to[row] = number[half];
     }
   }
 }

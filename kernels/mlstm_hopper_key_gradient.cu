@@ -26,9 +26,8 @@ struct KeyMemory {
 template <int D>
 class KeyGradient {
  public:
-  __device__ KeyGradient(const HopperMlstm& m, const MlstmMaps& maps, KeyMemory<D>& memory)
+  __device__ KeyGradient(const HopperMlstm& m, KeyMemory<D>& memory)
       : m_(m),
-        maps_(maps),
         memory_(memory),
         v_head_(static_cast<int>(blockIdx.x) % m.a.shape.v_heads),
         chunk_(static_cast<int>(blockIdx.x) / m.a.shape.v_heads),
@@ -96,8 +95,8 @@ class KeyGradient {
     const int head = state * m_.a.shape.readers + reader;
     Barrier& full = memory_.pairs[slot];
     full.arrive_expect(2 * kTileBytes + static_cast<int>(sizeof(MlstmReadScalars)));
-    load_chunk<D>(queries(slot), maps_.q, full, head, chunk_);
-    load_chunk<D>(read_gradients(slot), maps_.d_h, full, head, chunk_);
+    load_chunk<D>(queries(slot), m_.q, full, head, chunk_);
+    load_chunk<D>(read_gradients(slot), m_.d_h, full, head, chunk_);
     load_bytes(&memory_.reads[slot],
                m_.reads + static_cast<std::int64_t>(head) * m_.a.shape.chunks + chunk_,
                sizeof(MlstmReadScalars),
@@ -109,9 +108,9 @@ class KeyGradient {
       const std::int64_t at = static_cast<std::int64_t>(chunk_) * m_.a.shape.states + state;
       memory_.own.arrive_expect(kStateBytes + (with_values ? 2 : 1) * kTileBytes);
       load_bytes(memory_.second, m_.leaving.c + at * D * D, kStateBytes, memory_.own);
-      load_chunk<D>(memory_.k, maps_.k, memory_.own, state, chunk_);
+      load_chunk<D>(memory_.k, m_.k, memory_.own, state, chunk_);
       if (with_values) {
-        load_chunk<D>(memory_.v, maps_.v, memory_.own, v_head_, chunk_);
+        load_chunk<D>(memory_.v, m_.v, memory_.own, v_head_, chunk_);
       }
       load_pair(state, 0);
     }
@@ -195,10 +194,12 @@ class KeyGradient {
       d_k[2 * i + 1] = write[i % 2] * (d_k[2 * i + 1] + d_n.element[1]);
       left[i % 2] += low_of(k) * d_k[2 * i] + high_of(k) * d_k[2 * i + 1];
     }
-    store_row_sums(left,
-                   m_.a.logs.left + static_cast<std::int64_t>(state) * m_.a.shape.tokens +
-                       chunk_ * kMlstmChunk,
-                   length_);
+    left[0] = quad_sum(left[0]);
+    left[1] = quad_sum(left[1]);
+    store_row_numbers(left,
+                      m_.a.logs.left + static_cast<std::int64_t>(state) * m_.a.shape.tokens +
+                          chunk_ * kMlstmChunk,
+                      length_);
   }
 
   // What the reads of one query head give.
@@ -245,7 +246,6 @@ class KeyGradient {
   }
 
   const HopperMlstm& m_;
-  const MlstmMaps& maps_;
   KeyMemory<D>& memory_;
   const int v_head_, chunk_, length_;
   int parities_ = 0;  // bit i: of the slot's next phase
@@ -253,29 +253,27 @@ class KeyGradient {
 
 template <int D>
 __global__ void __launch_bounds__(kGroupThreads, 2)
-    key_gradient_kernel(const __grid_constant__ HopperMlstm m,
-                        const __grid_constant__ MlstmMaps maps) {
+    key_gradient_kernel(const __grid_constant__ HopperMlstm m) {
 #if BIFOCAL_HOPPER_CODE
-  KeyGradient<D>(m, maps, *reinterpret_cast<KeyMemory<D>*>(swizzle_memory())).run();
+  KeyGradient<D>(m, *reinterpret_cast<KeyMemory<D>*>(swizzle_memory())).run();
 #endif
 }
 
 template <int D>
-void launch(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps) {
+void launch(CudaStream& stream, const HopperMlstm& m) {
   constexpr int kBytes = static_cast<int>(sizeof(KeyMemory<D>)) + kSwizzleAtomBytes;
   launch_kernel(stream,
                 grid_of(static_cast<std::int64_t>(m.a.shape.chunks) * m.a.shape.v_heads),
                 kGroupThreads,
                 kBytes,
                 key_gradient_kernel<D>,
-                m,
-                maps);
+                m);
 }
 
 }  // namespace
 
-void mlstm_key_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps) {
-  m.a.shape.dim == 64 ? launch<64>(stream, m, maps) : launch<128>(stream, m, maps);
+void mlstm_key_gradients(CudaStream& stream, const HopperMlstm& m) {
+  m.a.shape.dim == 64 ? launch<64>(stream, m) : launch<128>(stream, m);
 }
 
 }  // namespace hopper

@@ -6,9 +6,6 @@ namespace bifocal {
 namespace hopper {
 namespace {
 
-[[maybe_unused]] constexpr float kTiny = 1e-30F;
-constexpr int kTermStride = kMlstmChunk + 1;
-
 template <int D>
 struct QueryMemory {
   static constexpr int kTile = kMlstmChunk * D;
@@ -18,57 +15,13 @@ struct QueryMemory {
   MlstmChunkScalars scalars;
   float n[D];
   Barrier own, reads;
-
-  __device__ float* terms() {
-    static_assert(3 * kTile * sizeof(BFloat16) >= sizeof(float) * kMlstmChunk * kTermStride);
-    return reinterpret_cast<float*>(v);
-  }
 };
-
-// From terms[t][j] = w_tj s_tj dw_tj of all query heads, which is overwritten: sums over what
-// decays through each token and over what reads it.
-[[maybe_unused]] __device__ inline void differentiate_logs(const MlstmArrays<BFloat16>& a,
-                                                           float* terms,
-                                                           int chunk,
-                                                           int state) {
-  constexpr int kAhead = 8;
-  const int i = static_cast<int>(threadIdx.x);
-  if (i < kMlstmChunk) {
-    float sum = 0.0F;
-#pragma unroll 1
-    for (int last = kMlstmChunk - 1; last >= 0; last -= kAhead) {
-      float term[kAhead];
-#pragma unroll
-      for (int step = 0; step < kAhead; ++step) {
-        term[step] = terms[(last - step) * kTermStride + i];
-      }
-#pragma unroll
-      for (int step = 0; step < kAhead; ++step) {
-        sum += term[step];
-        terms[(last - step) * kTermStride + i] = sum;
-      }
-    }
-  }
-  __syncthreads();
-  if (i < a.shape.length(chunk)) {
-    float through = 0.0F;
-#pragma unroll 8
-    for (int j = 0; j < kMlstmChunk; ++j) {
-      through += j < i ? terms[i * kTermStride + j] : 0.0F;
-    }
-    const std::int64_t at =
-        static_cast<std::int64_t>(state) * a.shape.tokens + chunk * kMlstmChunk + i;
-    a.logs.through[at] = through;
-    a.logs.written[at] = terms[i * (kTermStride + 1)];
-  }
-}
 
 template <int D>
 class QueryGradient {
  public:
-  __device__ QueryGradient(const HopperMlstm& m, const MlstmMaps& maps, QueryMemory<D>& memory)
+  __device__ QueryGradient(const HopperMlstm& m, QueryMemory<D>& memory)
       : m_(m),
-        maps_(maps),
         memory_(memory),
         state_(static_cast<int>(blockIdx.x) % m.a.shape.states),
         chunk_(static_cast<int>(blockIdx.x) / m.a.shape.states),
@@ -89,28 +42,37 @@ class QueryGradient {
       differentiate(reader, weight, terms, read);
     }
     const MlstmArrays<BFloat16>& a = m_.a;
-    store_row_sums(
+    store_row_numbers(
         read,
         a.logs.read + static_cast<std::int64_t>(state_) * a.shape.tokens + chunk_ * kMlstmChunk,
         length_);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kMlstmChunk / 2; ++i) {
-      memory_.terms()[sum_row(i) * kTermStride + sum_column(i)] = terms[i];
+      shared_terms()[sum_row(i) * kTermStride + sum_column(i)] = terms[i];
     }
     __syncthreads();
-    differentiate_logs(a, memory_.terms(), chunk_, state_);
+    differentiate_logs();
   }
 
  private:
+  static constexpr float kTiny = 1e-30F;
+  static constexpr int kTermStride = kMlstmChunk + 1;
   static constexpr int kTileBytes = QueryMemory<D>::kTile * static_cast<int>(sizeof(BFloat16));
+
+  // [64][kTermStride]
+  __device__ float* shared_terms() const {
+    static_assert(3 * QueryMemory<D>::kTile * sizeof(BFloat16) >=
+                  sizeof(float) * kMlstmChunk * kTermStride);
+    return reinterpret_cast<float*>(memory_.v);
+  }
 
   // By one thread.
   __device__ void load_reads(int reader) {
     const int head = state_ * m_.a.shape.readers + reader;
     memory_.reads.arrive_expect(2 * kTileBytes);
-    load_chunk<D>(memory_.q, maps_.q, memory_.reads, head, chunk_);
-    load_chunk<D>(memory_.d_h, maps_.d_h, memory_.reads, head, chunk_);
+    load_chunk<D>(memory_.q, m_.q, memory_.reads, head, chunk_);
+    load_chunk<D>(memory_.d_h, m_.d_h, memory_.reads, head, chunk_);
   }
 
   // All but the reads. Where no state enters, C and n may be anything and become zero.
@@ -124,8 +86,8 @@ class QueryGradient {
       publish_barriers();
       constexpr int kStateBytes = D * D * static_cast<int>(sizeof(BFloat16));
       memory_.own.arrive_expect(2 * kTileBytes + kStateBytes);
-      load_chunk<D>(memory_.k, maps_.k, memory_.own, state_, chunk_);
-      load_chunk<D>(memory_.v, maps_.v, memory_.own, state_ / shape.holders, chunk_);
+      load_chunk<D>(memory_.k, m_.k, memory_.own, state_, chunk_);
+      load_chunk<D>(memory_.v, m_.v, memory_.own, state_ / shape.holders, chunk_);
       load_bytes(memory_.c, m_.entering.c + at * D * D, kStateBytes, memory_.own);
       load_reads(0);
     }
@@ -198,6 +160,7 @@ class QueryGradient {
     pack_factor(factor, s);
     add_state(sums, inverse, delta);
     keep(sums);
+    keep(factor);
     begin_products();
     add_rows<D>(sums, factor, memory_.k);
     commit_products();
@@ -260,55 +223,91 @@ class QueryGradient {
   }
 
   __device__ void store_scalars(int head, const float (&inverse)[2], const float (&delta)[2]) {
-    MlstmReadScalars& to = m_.reads[static_cast<std::int64_t>(head) * m_.a.shape.chunks + chunk_];
-    const std::int64_t at =
-        static_cast<std::int64_t>(head) * m_.a.shape.tokens + chunk_ * kMlstmChunk;
+    const std::int64_t at = static_cast<std::int64_t>(head) * m_.a.shape.chunks + chunk_;
+    MlstmReadScalars& read = m_.reads[at];
+    MlstmRowScales& scales = m_.read_scales[at];
     if (lane_of_warp() % 4 == 0) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const int row = chunk_row() + half * 8;
         const bool present = row < length_;
-        to.inverse[row] = present ? inverse[half] : 0.0F;
-        to.delta[row] = present ? delta[half] : 0.0F;
-        if (present) {
-          m_.a.inverse[at + row] = inverse[half];
-          m_.a.delta[at + row] = delta[half];
+        read.inverse[row] = present ? inverse[half] : 0.0F;
+        read.delta[row] = present ? delta[half] : 0.0F;
+        scales.scale[row] = present ? memory_.scalars.carry[row] * inverse[half] : 0.0F;
+        scales.extra[row] = present ? delta[half] / inverse[half] : 0.0F;
+      }
+    }
+    if (threadIdx.x == 0) {
+      scales.pass =
+          m_.a.scalars.pass[static_cast<std::int64_t>(state_) * m_.a.shape.chunks + chunk_];
+    }
+  }
+
+  // From terms[t][j] = w_tj s_tj dw_tj of all query heads, which is overwritten: sums over what
+  // decays through each token and over what reads it.
+  __device__ void differentiate_logs() const {
+    const MlstmArrays<BFloat16>& a = m_.a;
+    float* all = shared_terms();
+    constexpr int kAhead = 8;
+    const int i = static_cast<int>(threadIdx.x);
+    if (i < kMlstmChunk) {
+      float sum = 0.0F;
+#pragma unroll 1
+      for (int last = kMlstmChunk - 1; last >= 0; last -= kAhead) {
+        float term[kAhead];
+#pragma unroll
+        for (int step = 0; step < kAhead; ++step) {
+          term[step] = all[(last - step) * kTermStride + i];
+        }
+#pragma unroll
+        for (int step = 0; step < kAhead; ++step) {
+          sum += term[step];
+          all[(last - step) * kTermStride + i] = sum;
         }
       }
+    }
+    __syncthreads();
+    if (i < length_) {
+      float through = 0.0F;
+#pragma unroll 8
+      for (int j = 0; j < kMlstmChunk; ++j) {
+        through += j < i ? all[i * kTermStride + j] : 0.0F;
+      }
+      const std::int64_t at =
+          static_cast<std::int64_t>(state_) * a.shape.tokens + chunk_ * kMlstmChunk + i;
+      a.logs.through[at] = through;
+      a.logs.written[at] = all[i * (kTermStride + 1)];
     }
   }
 
   const HopperMlstm& m_;
-  const MlstmMaps& maps_;
   QueryMemory<D>& memory_;
   const int state_, chunk_, length_;
 };
 
 template <int D>
 __global__ void __launch_bounds__(kGroupThreads, 2)
-    query_gradient_kernel(const __grid_constant__ HopperMlstm m,
-                          const __grid_constant__ MlstmMaps maps) {
+    query_gradient_kernel(const __grid_constant__ HopperMlstm m) {
 #if BIFOCAL_HOPPER_CODE
-  QueryGradient<D>(m, maps, *reinterpret_cast<QueryMemory<D>*>(swizzle_memory())).run();
+  QueryGradient<D>(m, *reinterpret_cast<QueryMemory<D>*>(swizzle_memory())).run();
 #endif
 }
 
 template <int D>
-void launch(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps) {
+void launch(CudaStream& stream, const HopperMlstm& m) {
   constexpr int kBytes = static_cast<int>(sizeof(QueryMemory<D>)) + kSwizzleAtomBytes;
   launch_kernel(stream,
                 grid_of(static_cast<std::int64_t>(m.a.shape.chunks) * m.a.shape.states),
                 kGroupThreads,
                 kBytes,
                 query_gradient_kernel<D>,
-                m,
-                maps);
+                m);
 }
 
 }  // namespace
 
-void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m, const MlstmMaps& maps) {
-  m.a.shape.dim == 64 ? launch<64>(stream, m, maps) : launch<128>(stream, m, maps);
+void mlstm_query_gradients(CudaStream& stream, const HopperMlstm& m) {
+  m.a.shape.dim == 64 ? launch<64>(stream, m) : launch<128>(stream, m);
 }
 
 }  // namespace hopper

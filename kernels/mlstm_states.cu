@@ -2,7 +2,7 @@
 // and walks over the chunks, so the order of its sum never changes.
 #include <cmath>
 
-#include "kernels/mlstm_hopper_backward.cuh"
+#include "kernels/mlstm_problem.cuh"
 
 namespace bifocal {
 namespace {
@@ -20,7 +20,7 @@ struct Scan {
   MlstmShape shape;
   const float* pass;
   const double* last_m;
-  float* x;  // scan_rounded_kernel only reads it
+  float* x;
   MlstmScanTargets targets;
   bool reverse;
 };
@@ -119,75 +119,6 @@ void launch_scan(CudaStream& stream, const Scan& scan) {
   const dim3 grid(static_cast<unsigned>(ceil_div(scan.shape.state_size(), kScanThreads * N)),
                   static_cast<unsigned>(scan.shape.states));
   scan_states_kernel<N><<<grid, kScanThreads, 0, stream.handle()>>>(scan);
-  BIFOCAL_CUDA(cudaGetLastError());
-}
-
-// The same walk by threads of four neighbours each; what reaches a chunk goes to `to`.
-constexpr int kRoundedThreads = 128;
-constexpr int kRoundedAhead = 16;
-
-__global__ void __launch_bounds__(kRoundedThreads)
-    scan_rounded_kernel(Scan scan, MlstmRoundedStates to) {
-  const MlstmShape& shape = scan.shape;
-  const int element = static_cast<int>(blockIdx.x * kRoundedThreads + threadIdx.x) * 4;
-  const int state = static_cast<int>(blockIdx.y);
-  const int dim = shape.dim;
-  const int square = dim * dim;
-  if (element >= square + dim) {
-    return;
-  }
-  const int place = hopper::swizzled_offset(dim, element / dim, element % dim);
-  const float scale = scale_of_rounded(scan.last_m[state]);
-  float reached[4];
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    const float start = start_of(scan, state, element + e);
-    reached[e] = scan.reverse ? start * scale : start;
-  }
-  const float* pass = scan.pass + static_cast<std::int64_t>(state) * shape.chunks;
-  for (int begin = 0; begin < shape.chunks; begin += kRoundedAhead) {
-    Vector<float, 4> own[kRoundedAhead];
-#pragma unroll
-    for (int i = 0; i < kRoundedAhead; ++i) {
-      const int step = min(begin + i, shape.chunks - 1);
-      const int chunk = scan.reverse ? shape.chunks - 1 - step : step;
-      own[i] = load_vector<4>(scan.x + shape.state_at(chunk, state) + element, 0);
-    }
-#pragma unroll
-    for (int i = 0; i < kRoundedAhead; ++i) {
-      const int step = begin + i;
-      if (step < shape.chunks) {
-        const int chunk = scan.reverse ? shape.chunks - 1 - step : step;
-        const std::int64_t at = static_cast<std::int64_t>(chunk) * shape.states + state;
-        if (element < square) {
-          Vector<std::uint32_t, 2> pairs;
-          pairs.element[0] = pack_bfloat16(reached[0], reached[1]);
-          pairs.element[1] = pack_bfloat16(reached[2], reached[3]);
-          store_vector<2>(reinterpret_cast<std::uint32_t*>(to.c + at * square + place), 0, pairs);
-        } else {
-          store_vector<4>(to.n + at * dim + element - square,
-                          0,
-                          Vector<float, 4>{{reached[0], reached[1], reached[2], reached[3]}});
-        }
-        const float passed = pass[chunk];
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const float mine = own[i].element[e];
-          reached[e] = passed == 0.0F ? mine : mine + passed * reached[e];
-        }
-      }
-    }
-  }
-#pragma unroll
-  for (int e = 0; e < 4; ++e) {
-    store_end(scan, state, element + e, scan.reverse ? reached[e] : reached[e] * scale);
-  }
-}
-
-void launch_scan(CudaStream& stream, const Scan& scan, const MlstmRoundedStates& to) {
-  const dim3 grid(static_cast<unsigned>(ceil_div(scan.shape.state_size(), 4 * kRoundedThreads)),
-                  static_cast<unsigned>(scan.shape.states));
-  scan_rounded_kernel<<<grid, kRoundedThreads, 0, stream.handle()>>>(scan, to);
   BIFOCAL_CUDA(cudaGetLastError());
 }
 
@@ -303,24 +234,6 @@ void scan_mlstm_gradients(CudaStream& stream,
                           float* d_x,
                           const MlstmScanTargets& targets) {
   launch_scan(stream, {shape, scalars.pass, scalars.last_m, d_x, targets, true});
-}
-
-void scan_mlstm_states_rounded(CudaStream& stream,
-                               const MlstmShape& shape,
-                               const MlstmScalars& scalars,
-                               float* x,
-                               const MlstmRoundedStates& to,
-                               const MlstmScanTargets& targets) {
-  launch_scan(stream, {shape, scalars.pass, scalars.last_m, x, targets, false}, to);
-}
-
-void scan_mlstm_gradients_rounded(CudaStream& stream,
-                                  const MlstmShape& shape,
-                                  const MlstmScalars& scalars,
-                                  float* d_x,
-                                  const MlstmRoundedStates& to,
-                                  const MlstmScanTargets& targets) {
-  launch_scan(stream, {shape, scalars.pass, scalars.last_m, d_x, targets, true}, to);
 }
 
 void store_mlstm_scalars(

@@ -52,7 +52,8 @@ struct MlstmForward {
 };
 
 // All outputs are overwritten. m takes no gradient. The gradient of a state is that of (C, n) at
-// the state's own scale exp(m).
+// the state's own scale exp(m). h is what the forward pass gives for the same inputs: some kernels
+// read it, others find it anew.
 struct MlstmBackward {
   TensorView d_q;                        // [tokens, heads, head_dim]
   TensorView d_k;                        // [tokens, states, head_dim]

@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/mlstm_stages.h"
 #include "cuda/speed.h"
 #include "ops/decode_attention.h"
 #include "ops/feature_map.h"
@@ -177,6 +178,33 @@ TEST_F(CudaMixerSpeed, Mlstm) {
                              .d_final_c = {},
                              .d_final_n = {},
                              .inputs = t.inputs()});
+  }
+}
+
+TEST_F(CudaMixerSpeed, MlstmBackwardStages) {
+  const DeviceTensor h(DType::bf16, kQueries, 0);
+  const DeviceTensor d_h = speed_tensor(DType::bf16, kQueries, 17);
+  const DeviceTensor d_q(DType::bf16, kQueries, 0);
+  const DeviceTensor d_k(DType::bf16, kKeys, 0);
+  const DeviceTensor d_v(DType::bf16, kKeys, 0);
+  const MlstmTensors t(kSpeedKvHeads, kSpeedTokens);
+  const DeviceTensor d_i_gate(DType::f32, t.i_gate.view().shape, 0);
+  const DeviceTensor d_f_gate(DType::f32, t.f_gate.view().shape, 0);
+  const auto stages = test::mlstm_backward_stages(stream_,
+                                                  {.d_q = d_q.view(),
+                                                   .d_k = d_k.view(),
+                                                   .d_v = d_v.view(),
+                                                   .d_i_gate = d_i_gate.view(),
+                                                   .d_f_gate = d_f_gate.view(),
+                                                   .d_initial_c = {},
+                                                   .d_initial_n = {},
+                                                   .d_h = d_h.view(),
+                                                   .h = h.view(),
+                                                   .d_final_c = {},
+                                                   .d_final_n = {},
+                                                   .inputs = t.inputs()});
+  for (const test::MlstmStage& stage : stages) {
+    measure("mLSTM backward, " + stage.name, stage.bytes, 0.0, stage.run);
   }
 }
 

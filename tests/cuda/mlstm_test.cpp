@@ -135,12 +135,23 @@ void expect_gradients(const DeviceGradients& got,
   }
 }
 
+// Hopper's backward pass finds h anew from the other inputs, without the rounding of its store.
+bool backward_reads_h(const MlstmCase& test, const MlstmTypes& types) {
+  const std::int64_t dim = test.shape().head_dim;
+  return !use_hopper_kernels() || types.stored != DType::bf16 || types.shift != 0 ||
+         (dim != 64 && dim != 128);
+}
+
+// What a forward pass keeps is an input of this one where it is read: its rounding then counts, in
+// gradients that are differences v_j - h_t.
 void check_backward(const MlstmCase& test, const MlstmTypes& types, double part = 0.01) {
   SCOPED_TRACE(describe(test, types));
   CudaStream stream;
   const DeviceMlstm device(test, types);
   const MlstmOutputs out = test.forward(MlstmPath::definition);
-  test::round_to(types.stored, out.h);  // what a forward pass keeps is an input of this one
+  if (backward_reads_h(test, types)) {
+    test::round_to(types.stored, out.h);
+  }
   const MlstmGradients want = test.backward(MlstmPath::definition, out.h);
   const DeviceTensor h = test::on_device(out.h, types.stored, types.shift);
   const DeviceGradients got(test, types);
