@@ -69,7 +69,18 @@ class StepBench {
   OpCost cost_of_row(StageKind kind) const;
   std::string label(const std::string& first) const;
 
-  std::int64_t steps() const { return options_.settings.warmups + options_.settings.repeats; }
+  // Under look-ahead the teacher runs once for as many rows as ranks share one: so many steps make
+  // one sample.
+  std::int64_t cycle() const {
+    const std::int64_t ranks = mesh_.sequence_count();
+    return placement_ == TeacherPlacement::look_ahead ? ranks / std::gcd(ranks, options_.rows) : 1;
+  }
+
+  std::int64_t warmups() const {
+    return (options_.settings.warmups + cycle() - 1) / cycle() * cycle();
+  }
+
+  std::int64_t steps() const { return warmups() + options_.settings.repeats * cycle(); }
 
   RunConfig config_;
   const StepOptions& options_;
@@ -141,7 +152,7 @@ void StepBench::run_step(Stage& stage, StageKind kind, std::int64_t step) {
       *gradients_);
   lap(context_, "optimizer");
   const std::map<std::string, double> laps = timeline_.take();
-  if (step < options_.settings.warmups) {
+  if (step < warmups()) {
     return;
   }
   double all = 0.0;
@@ -176,7 +187,21 @@ std::string StepBench::label(const std::string& first) const {
   return text;
 }
 
+// Means of `count` values that follow each other.
+std::vector<double> means_of(const std::vector<double>& values, std::int64_t count) {
+  std::vector<double> means;
+  const auto length = static_cast<std::ptrdiff_t>(count);
+  for (auto at = values.begin(); values.end() - at >= length; at += length) {
+    means.push_back(std::accumulate(at, at + length, 0.0) / static_cast<double>(count));
+  }
+  return means;
+}
+
 void StepBench::report_stage(StageKind kind) {
+  seconds_ = means_of(seconds_, cycle());
+  for (auto& [part, seconds] : parts_) {
+    seconds = means_of(seconds, cycle());
+  }
   const std::string name = label(kind == StageKind::align ? "align" : "step");
   const auto rows = static_cast<double>(options_.rows);
   // A rank's share of the group's row.
@@ -242,8 +267,8 @@ void StepBench::run_all() {
     return options_.stages.empty() ||
            std::ranges::find(options_.stages, name_of(kind)) != options_.stages.end();
   };
-  config_.align.steps = wants(StageKind::align) ? steps() : 0;
-  config_.distill.steps = wants(StageKind::distill) ? steps() : 0;
+  config_.align.steps = wants(StageKind::align) ? 1 : 0;
+  config_.distill.steps = wants(StageKind::distill) ? 1 : 0;
   const StageSteps stage_steps = choose_stages(config_, student_config_, teacher_config_);
   placement_ = choose_placement(config_, counts, teacher_config_, stage_steps.align).work;
   const StageMemory planned =
