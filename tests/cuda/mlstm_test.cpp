@@ -193,9 +193,13 @@ TEST_P(CudaMlstm, GradientsMatchTheDefinition) {
 
 // The state fades within a token or hardly at all, or gates jump between extremes; a state enters
 // and the final state has a gradient.
+// 128 is the width of Hopper's kernels, which are bfloat16.
 void check_decays(std::int64_t head_dim) {
   const MlstmShape shape{.heads = 4, .states = 2, .v_heads = 2, .head_dim = head_dim};
   for (const MlstmTypes& types : test::mlstm_types()) {
+    if (head_dim == 128 && types.stored != DType::bf16) {
+      continue;
+    }
     for (const double forget : {-40.0, -8.0, 8.0, 40.0}) {
       MlstmCase test(shape, {70, 1, 150}, MlstmStart::carried);
       test::fill_normal(test.f_gate, 5, 0.1, forget);
