@@ -318,7 +318,7 @@ OptionSection checkpoint_section() {
           {
               {.key = "checkpoint.every",
                .field = at(section, &Checkpoint::every),
-               .help = "steps between checkpoints; 0: only at the end of each stage",
+               .help = "steps between checkpoints; 0: none inside a stage",
                .range = kNotNegative,
                .unit = "steps"},
               {.key = "checkpoint.keep",
@@ -326,6 +326,10 @@ OptionSection checkpoint_section() {
                .help = "newest checkpoints that are kept; 0: all",
                .range = kNotNegative,
                .unit = "checkpoints"},
+              {.key = "checkpoint.stage_ends",
+               .field = at(section, &Checkpoint::stage_ends),
+               .help = "write one at the end of each stage; without it and checkpoint.every a run "
+                       "is a trial that leaves metrics alone"},
           }};
 }
 

@@ -96,6 +96,7 @@ struct RunConfig {
   struct Checkpoint {
     std::int64_t every = 0;  // steps; 0: at the end of each stage only
     std::int64_t keep = 2;   // newest ones kept; 0: all
+    bool stage_ends = true;  // whether the end of a stage writes one
   } checkpoint;
 
   struct Evaluate {

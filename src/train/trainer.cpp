@@ -140,7 +140,9 @@ void Trainer::run_stage(const TrainStage& stage) {
   stage_step_ = 0;
   const std::string next = stage_index_ < stages_.size() ? stages_[stage_index_].name : "done";
   optimizer_.reset();
-  save(next, 0);
+  if (setup_.config.checkpoint.stage_ends) {
+    save(next, 0);
+  }
 }
 
 void Trainer::report(const TrainStage& stage, const StepResult& result, double norm, double rate) {

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "core/random.h"
+#include "ops/elementwise.h"
 #include "support/device_values.h"
 
 namespace bifocal::test {
@@ -103,13 +104,14 @@ TinyModel::TinyModel(Context context,
       weights_(context, table_, group, {placement, context.dtype, Region::weights}),
       decoder_(context, config_, weights_) {
   weights_.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    dispatch_real("tiny_model", piece.dtype, [&]<class T>(T) {
-      for (std::int64_t i = 0; i < piece.size(); ++i) {
-        const double normal =
-            random_normal(seed, stream_of(parameter.name), static_cast<std::uint64_t>(first + i));
-        piece.as<T>()[i] = static_cast<T>(start_of(parameter, normal, first + i));
-      }
-    });
+    std::vector<double> values(static_cast<std::size_t>(piece.size()));
+    for (std::int64_t i = 0; i < piece.size(); ++i) {
+      const double normal =
+          random_normal(seed, stream_of(parameter.name), static_cast<std::uint64_t>(first + i));
+      values[static_cast<std::size_t>(i)] = start_of(parameter, normal, first + i);
+    }
+    CpuStream cpu;
+    run(cpu, Cast{.y = piece, .x = {values.data(), DType::f64, piece.shape}});
   });
   weights_.share();
 }

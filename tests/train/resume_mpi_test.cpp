@@ -59,6 +59,7 @@ class SharedDirectory {
 struct RunOptions {
   DType dtype = DType::f32;
   std::int64_t every = 3;  // steps between checkpoints
+  bool stage_ends = true;  // and at the ends of stages
   std::uint64_t seed = 2;  // of the student's first weights
   std::string identity = "teacher, student and data";
   std::string first_stage = "align";
@@ -101,6 +102,7 @@ class Process {
     setup.config.data.row_tokens = 23;
     setup.config.checkpoint.every = options.every;
     setup.config.checkpoint.keep = 0;
+    setup.config.checkpoint.stage_ends = options.stage_ends;
     setup.config.optimizer.eps = 1e-4;
     return setup;
   }
@@ -244,6 +246,15 @@ void expect_continues_from(const std::vector<std::int64_t>& cuts,
     later.seed = 99;  // whatever the weights were before resuming
     run(parts, counts, later);
     expect_same_run(parts, whole, cut);
+  }
+}
+
+TEST(Resume, ATrialLeavesMetricsAlone) {
+  const SharedDirectory directory;
+  run(directory.path(), {.data = 0, .sequence = 1}, {.every = 0, .stage_ends = false});
+  if (test_world().rank() == 0) {
+    EXPECT_EQ(metrics(directory.path()).size(), static_cast<std::size_t>(kSteps));
+    EXPECT_FALSE(fs::exists(directory.path() / "checkpoints"));
   }
 }
 
