@@ -1,5 +1,5 @@
-// Matrix products. CPU: rows are dealt to OpenMP threads, each calls BLAS on its part. "As sums": of
-// the other tensors' type, but float32 beside bfloat16 ones.
+// Matrix products. CPU: rows are dealt to OpenMP threads, each calls BLAS on its part. "As sums":
+// of the other tensors' type, but float32 beside bfloat16 ones.
 #pragma once
 
 #include "core/stream.h"

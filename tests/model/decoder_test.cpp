@@ -155,17 +155,13 @@ TEST(Decoder, WhatIsComputedAgainChangesNoBit) {
     NamedValues gradients;  // of the plan that keeps everything
     for (const RecomputePlan& recompute : recompute_plans(config.layers)) {
       DecoderKept kept;
-      const Tensor hidden =
-          model.decoder().forward_kept(shard.layout, shard.ids, recompute, kept);
+      const Tensor hidden = model.decoder().forward_kept(shard.layout, shard.ids, recompute, kept);
       EXPECT_SAME_BITS(hidden, want);
       Gradients sums(device.context(), model.table(), *self);
       sums.open(model.table().embedding_unit());
       model.decoder().backward(shard.layout, kept, hidden, sums);
-      const NamedValues found =
-          whole_gradients(model.table(),
-                          sums,
-                          *self,
-                          std::vector<double>(model.table().units().size(), 1.0));
+      const NamedValues found = whole_gradients(
+          model.table(), sums, *self, std::vector<double>(model.table().units().size(), 1.0));
       if (gradients.empty()) {
         gradients = found;
         EXPECT_GT(largest(gradients), 0.0);

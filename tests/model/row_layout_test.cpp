@@ -24,9 +24,7 @@ class Place final : public Communicator {
 
   Pending start_all_gather(const TensorView&, const ConstTensorView&) override { fail("alone"); }
 
-  Pending start_reduce_scatter(const TensorView&, const TensorView&) override {
-    fail("alone");
-  }
+  Pending start_reduce_scatter(const TensorView&, const TensorView&) override { fail("alone"); }
 
   Pending start_exchange(const std::vector<RankMessage>&,
                          const std::vector<RankMessage>&) override {
