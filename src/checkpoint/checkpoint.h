@@ -31,6 +31,7 @@ struct CheckpointInfo {
   std::string model_hash;       // of what makes two checkpoints incompatible (shape, mixers, data)
   std::string configuration;    // resolved configuration file
   std::string model_config;     // config.json of the student
+  std::int64_t skipped = 0;     // of stage_step, those without an update
 };
 
 // Collective. Writes `directory`/step_N (see docs/checkpoint_format.md) and returns once it is

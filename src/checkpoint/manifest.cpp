@@ -123,6 +123,7 @@ Manifest from_json(const Json& json) {
   manifest.info.stage = json.at("stage").get<std::string>();
   manifest.info.stage_step = json.at("stage_step").get<std::int64_t>();
   manifest.info.next_row = json.at("next_row").get<std::int64_t>();
+  manifest.info.skipped = json.value("skipped", std::int64_t{0});  // older ones have none
   manifest.info.model_hash = json.at("model_hash").get<std::string>();
   manifest.info.configuration = json.at("configuration").get<std::string>();
   manifest.info.model_config = json.at("model_config").get<std::string>();
@@ -175,6 +176,7 @@ std::string to_text(const Manifest& manifest) {
                   {"stage", info.stage},
                   {"stage_step", info.stage_step},
                   {"next_row", info.next_row},
+                  {"skipped", info.skipped},
                   {"model_hash", info.model_hash},
                   {"configuration", info.configuration},
                   {"configuration_sha256", sha256_hex(info.configuration)},

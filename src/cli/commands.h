@@ -11,9 +11,14 @@ class App;
 
 namespace bifocal {
 
+// The exit code of a run that a signal ended early, its state saved: EX_TEMPFAIL, start the same
+// command again.
+inline constexpr int kExitAgain = 75;
+
 // Lives in main, longer than the CLI::App, so callbacks may hold a reference to it.
 struct CommandContext {
   const MpiSession& mpi;
+  int& exit_code;  // of the program when the command returns; 0 unless set
 };
 
 // Throws Error "[command] ..." when the job has more than one rank: for commands that write files
@@ -38,6 +43,8 @@ void add_merge_command(CLI::App& app, const CommandContext& context);
 void add_memory_command(CLI::App& app, const CommandContext& context);
 void add_inspect_command(CLI::App& app, const CommandContext& context);
 void add_bench_command(CLI::App& app, const CommandContext& context);
+void add_status_command(CLI::App& app, const CommandContext& context);
+void add_report_command(CLI::App& app, const CommandContext& context);
 void add_config_command(CLI::App& app, const CommandContext& context);
 
 }  // namespace bifocal

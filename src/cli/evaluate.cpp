@@ -7,7 +7,7 @@
 #include "cli/session.h"
 #include "core/file.h"
 #include "core/log.h"
-#include "evaluate/divergence.h"
+#include "evaluate/divergence_json.h"
 #include "hf/hf_config.h"
 
 namespace bifocal {
@@ -19,19 +19,6 @@ struct EvaluateOptions {
   std::string json;
   std::int64_t reach_replacements = 4;
 };
-
-std::string bucket_name(std::size_t bucket) {
-  const std::int64_t first = std::int64_t{1} << bucket;
-  return bucket == 0 ? "1" : fmt::format("{}-{}", first, 2 * first - 1);
-}
-
-nlohmann::ordered_json to_json(const DivergenceSums& sums) {
-  return {{"tokens", sums.tokens},
-          {"kl", sums.mean_kl()},
-          {"top1_agreement", sums.agreement()},
-          {"student_perplexity", sums.student_perplexity()},
-          {"teacher_perplexity", sums.teacher_perplexity()}};
-}
 
 std::string table_line(const std::string& name, const DivergenceSums& sums) {
   return fmt::format("{:>13} {:>9} {:>9.5f} {:>8.2f} % {:>12.4f} {:>12.4f}",
@@ -76,16 +63,13 @@ void evaluate(const RunConfig& config, const EvaluateOptions& options, const Mpi
       {"student", name}, {"teacher", config.teacher.path}, {"rows", count}};
   report["row_tokens"] = config.data.row_tokens;
   report["all"] = to_json(divergence.all());
-  report["by_position"] = nlohmann::ordered_json::array();
+  report["by_position"] = by_position_json(divergence);
   for (std::size_t bucket = 0; bucket < divergence.by_position.size(); ++bucket) {
     const DivergenceSums& sums = divergence.by_position[bucket];
     if (sums.tokens == 0.0) {
       continue;
     }
-    console.print(table_line(bucket_name(bucket), sums));
-    nlohmann::ordered_json entry{{"position", bucket_name(bucket)}};
-    entry.update(to_json(sums));
-    report["by_position"].push_back(entry);
+    console.print(table_line(position_name(bucket), sums));
   }
   console.print(table_line("all", divergence.all()));
   if (config.evaluate.reach) {

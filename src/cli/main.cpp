@@ -1,5 +1,5 @@
 // The program: its commands, and the one place where errors are caught, printed and turned into an
-// exit code (0 done, 1 error, 2 usage).
+// exit code (0 done, 1 error, 2 usage, 75 stopped by a signal and saved).
 #include <chrono>
 #include <cstdio>
 #include <exception>
@@ -49,6 +49,8 @@ void add_commands(CLI::App& app, const CommandContext& context) {
   add_memory_command(app, context);
   add_inspect_command(app, context);
   add_bench_command(app, context);
+  add_status_command(app, context);
+  add_report_command(app, context);
   add_config_command(app, context);
 }
 
@@ -71,7 +73,8 @@ int end_of_parsing(const CLI::App& app, const CLI::ParseError& reason, int rank,
 }
 
 int run(const MpiSession& mpi, int argc, char** argv) {
-  const CommandContext context{mpi};
+  int exit_code = 0;
+  const CommandContext context{mpi, exit_code};
   CLI::App app("Makes long-context students of transformers: a sliding window beside an mLSTM.",
                "bifocal");
   app.require_subcommand(1);
@@ -83,7 +86,7 @@ int run(const MpiSession& mpi, int argc, char** argv) {
   } catch (const CLI::ParseError& reason) {
     return end_of_parsing(app, reason, mpi.world()->rank(), argv);
   }
-  return 0;
+  return exit_code;
 }
 
 // Prints the error and ends the job. Ranks that share one error (require_all) all come here: the
@@ -109,6 +112,19 @@ int end_with_error(const MpiSession* mpi, const char* text) {
   mpi->abort(kExitError);
 }
 
+// Ends a job that a signal stopped. Rank 0 alone carries the exit code, and leaves last: launchers
+// kill what is left of a job when one rank exits with a code, and would report the kill.
+int end_stopped(std::optional<MpiSession>& mpi) {
+  constexpr std::chrono::milliseconds kRankZeroLast{500};
+  const bool is_alone = mpi->world()->size() == 1;
+  const bool is_first = mpi->world()->rank() == 0;
+  mpi.reset();  // waits for all ranks
+  if (!is_alone && is_first) {
+    std::this_thread::sleep_for(kRankZeroLast);
+  }
+  return is_first ? kExitAgain : 0;
+}
+
 }  // namespace
 
 }  // namespace bifocal
@@ -117,7 +133,8 @@ int main(int argc, char** argv) {
   std::optional<bifocal::MpiSession> mpi;
   try {
     mpi.emplace(&argc, &argv);
-    return bifocal::run(*mpi, argc, argv);
+    const int code = bifocal::run(*mpi, argc, argv);
+    return code == bifocal::kExitAgain ? bifocal::end_stopped(mpi) : code;
   } catch (const std::exception& error) {
     return bifocal::end_with_error(mpi ? &*mpi : nullptr, error.what());
   }

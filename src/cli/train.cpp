@@ -9,6 +9,7 @@
 #include "cli/config_options.h"
 #include "cli/session.h"
 #include "cli/stage_forecast.h"
+#include "cli/train_watch.h"
 #include "config/read.h"
 #include "core/file.h"
 #include "core/sha256.h"
@@ -16,6 +17,7 @@
 #include "distill/logit_stage.h"
 #include "hf/hf_config.h"
 #include "plan/plan.h"
+#include "plan/step_flop.h"
 #include "train/trainer.h"
 
 namespace bifocal {
@@ -112,7 +114,24 @@ void describe_run(Console& console,
                             sha256_hex(setup.config_text).substr(0, 12)));
 }
 
-void train(const RunConfig& config, const MpiSession& mpi) {
+AlignTrainable align_trainable(const RunConfig& config) {
+  return config.align_extra.trainable == "mixer" ? AlignTrainable::mixer
+                                                 : AlignTrainable::new_tensors;
+}
+
+RunEnd run_stages(Session& session,
+                  const TrainSetup& setup,
+                  const Mesh& mesh,
+                  LoadedModel& student,
+                  std::vector<TrainStage> stages) {
+  Trainer trainer(
+      session.context(), setup, mesh, student.weights(), std::move(stages), &session.host_memory());
+  trainer.resume();
+  return trainer.run();
+}
+
+RunEnd train(const RunConfig& config, const MpiSession& mpi) {
+  const StopSignals signals;
   BIFOCAL_REQUIRE(
       !config.teacher.path.empty(),
       "[train] wanted a teacher, got none: set teacher.path to a Hugging Face directory");
@@ -155,24 +174,29 @@ void train(const RunConfig& config, const MpiSession& mpi) {
                                    {student_placement(config), Region::weights, false},
                                    config);
 
-  const AlignTrainable trainable =
-      config.align_extra.trainable == "mixer" ? AlignTrainable::mixer : AlignTrainable::new_tensors;
+  setup.validate = make_validation(config, context, mesh, student, teacher);
+  setup.signals = &signals;
+  const bool trains_projections = align_trainable(config) == AlignTrainable::mixer;
   std::vector<TrainStage> stages;
   if (steps.align > 0) {
-    stages.push_back({.name = "align",
-                      .schedule = config.align,
-                      .steps = steps.align,
-                      .decays = false,
-                      .make = [&](std::int64_t first) -> std::unique_ptr<Stage> {
-                        return std::make_unique<AlignStage>(
-                            context,
-                            student.decoder(),
-                            teacher.decoder(),
-                            mesh,
-                            placement,
-                            trainable,
-                            stage_rows(rows, config, first, steps.align));
-                      }});
+    stages.push_back(
+        {.name = "align",
+         .schedule = config.align,
+         .steps = steps.align,
+         .decays = false,
+         .make = [&](std::int64_t first) -> std::unique_ptr<Stage> {
+           return std::make_unique<AlignStage>(context,
+                                               student.decoder(),
+                                               teacher.decoder(),
+                                               mesh,
+                                               placement,
+                                               align_trainable(config),
+                                               stage_rows(rows, config, first, steps.align));
+         },
+         .row_flop = row_flop(rows, [&](std::span<const std::int64_t> documents) {
+           return align_flop(config_of_student, teacher_config, documents, trains_projections)
+               .total();
+         })});
   }
   if (steps.distill > 0) {
     stages.push_back({.name = "distill",
@@ -189,15 +213,20 @@ void train(const RunConfig& config, const MpiSession& mpi) {
                             memory.recompute,
                             logit_options(config, config.distill_extra.ce_weight),
                             stage_rows(rows, config, first, steps.distill));
-                      }});
+                      },
+                      .row_flop = row_flop(rows, [&](std::span<const std::int64_t> documents) {
+                        return step_flop(config_of_student, &teacher_config, documents).total();
+                      })});
   }
-  Trainer trainer(
-      context, setup, mesh, student.weights(), std::move(stages), &session.host_memory());
-  trainer.resume();
-  trainer.run();
+  return run_stages(session, setup, mesh, student, std::move(stages));
 }
 
-void pretrain(const RunConfig& config, const MpiSession& mpi) {
+RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
+  const StopSignals signals;
+  BIFOCAL_REQUIRE(config.evaluate.every == 0,
+                  "[pretrain] wanted evaluate.every = 0, got {}: validation compares a student "
+                  "with its teacher, which pretrain does not have",
+                  config.evaluate.every);
   BIFOCAL_REQUIRE(
       !student_directory(config).empty(),
       "[pretrain] wanted a model, got none: set student.init to a directory with config.json");
@@ -210,6 +239,7 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
   prepare_directory(setup, mesh.world());
   const RowSource rows = open_rows(config, model_config, Split::train);
   setup.rows = &rows;
+  setup.signals = &signals;
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
 
@@ -236,27 +266,37 @@ void pretrain(const RunConfig& config, const MpiSession& mpi) {
                           memory.recompute,
                           logit_options(config, 1.0),
                           stage_rows(rows, config, first, config.pretrain.steps));
-                    }});
-  Trainer trainer(context, setup, mesh, model.weights(), std::move(stages), &session.host_memory());
-  trainer.resume();
-  trainer.run();
+                    },
+                    .row_flop = row_flop(rows, [&](std::span<const std::int64_t> documents) {
+                      return step_flop(model_config, nullptr, documents).total();
+                    })});
+  return run_stages(session, setup, mesh, model, std::move(stages));
+}
+
+void finish(RunEnd end, const CommandContext& context) {
+  context.exit_code = end == RunEnd::stopped ? kExitAgain : 0;
 }
 
 }  // namespace
 
 void add_train_command(CLI::App& app, const CommandContext& context) {
   CLI::App* command = app.add_subcommand(
-      "train", "Align and distil a student from its teacher; resumes from its run directory");
+      "train",
+      "Align and distil a student from its teacher; resumes from its run directory. SIGTERM, "
+      "SIGINT or SIGUSR1 to a rank: saves at the end of the step, exit code 75");
   const std::shared_ptr<ConfigOptions> options = ConfigOptions::add_to(*command);
-  command->callback([options, &context] { train(options->resolve(), context.mpi); });
+  command->callback(
+      [options, &context] { finish(train(options->resolve(), context.mpi), context); });
 }
 
 void add_pretrain_command(CLI::App& app, const CommandContext& context) {
   CLI::App* command = app.add_subcommand(
       "pretrain",
-      "Train a model by next-token loss, from student.init (random weights where it has none)");
+      "Train a model by next-token loss, from student.init (random weights where it has none); "
+      "resumes and ends like train");
   const std::shared_ptr<ConfigOptions> options = ConfigOptions::add_to(*command);
-  command->callback([options, &context] { pretrain(options->resolve(), context.mpi); });
+  command->callback(
+      [options, &context] { finish(pretrain(options->resolve(), context.mpi), context); });
 }
 
 }  // namespace bifocal

@@ -58,6 +58,17 @@ OptionSection run_section() {
                .help = "steps for each line of metrics.jsonl and of plain console output",
                .range = kAtLeastOne,
                .unit = "steps"},
+              {.key = "run.max_skipped",
+               .field = at(section, &Run::max_skipped),
+               .help = "steps skipped in a row, for a loss or gradient that is not finite, that "
+                       "end the run",
+               .range = kAtLeastOne,
+               .unit = "steps"},
+              {.key = "run.peak_tflops",
+               .field = at(section, &Run::peak_tflops),
+               .help = "peak speed of a rank's device, of which MFU is a share; 0: no MFU",
+               .range = kNotNegative,
+               .unit = "TFLOP/s"},
           }};
 }
 
@@ -337,13 +348,19 @@ OptionSection evaluate_section() {
   using Evaluate = RunConfig::Evaluate;
   const auto section = &RunConfig::evaluate;
   return {"evaluate",
-          "What the command evaluate measures",
+          "What the command evaluate measures, and train while it runs",
           {
               {.key = "evaluate.rows",
                .field = at(section, &Evaluate::rows),
                .help = "rows of held-out documents",
                .range = kAtLeastOne,
                .unit = "rows"},
+              {.key = "evaluate.every",
+               .field = at(section, &Evaluate::every),
+               .help = "steps between validations of train, on evaluate.rows whole rows that the "
+                       "ranks share out; 0: none",
+               .range = kNotNegative,
+               .unit = "steps"},
               {.key = "evaluate.reach",
                .field = at(section, &Evaluate::reach),
                .help = "also measure how far back a changed token is noticed"},

@@ -26,6 +26,8 @@ struct RunConfig {
     std::string dtype = "auto";    // compute type, see resolved_dtype()
     std::string kernels = "auto";  // of GPUs: auto, or portable ones alone
     std::int64_t log_every = 1;    // steps per line of metrics.jsonl and of plain console output
+    std::int64_t max_skipped = 5;  // steps without an update in a row that end the run
+    double peak_tflops = 0.0;      // of a rank's device, for MFU; 0: MFU is not shown
   } run;
 
   struct Teacher {
@@ -100,7 +102,8 @@ struct RunConfig {
   } checkpoint;
 
   struct Evaluate {
-    std::int64_t rows = 8;  // held-out rows
+    std::int64_t rows = 8;   // held-out rows
+    std::int64_t every = 0;  // training steps between validations; 0: never
     bool reach = false;
   } evaluate;
 };

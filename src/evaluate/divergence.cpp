@@ -71,9 +71,10 @@ Row Evaluator::row_of(const EvaluationRows& rows, std::int64_t round, std::int64
 void Evaluator::add_row(Decoder& student,
                         Decoder& teacher,
                         const Row& row,
+                        const Decoder::Observer& observer,
                         std::vector<DivergenceSums>& sums) {
   RowShard shard = make_row_shard(context_, row, *self_);
-  const Tensor student_hidden = student.forward(shard.layout, shard.ids);
+  const Tensor student_hidden = student.forward(shard.layout, shard.ids, observer);
   const Tensor teacher_hidden = teacher.forward(shard.layout, shard.ids);
   const Head student_head(context_, student.config(), student.weights());
   const Head teacher_head(context_, teacher.config(), teacher.weights());
@@ -129,11 +130,13 @@ void Evaluator::add_row(Decoder& student,
 Divergence Evaluator::divergence(Decoder& student,
                                  Decoder& teacher,
                                  const EvaluationRows& rows,
-                                 std::int64_t count) {
+                                 std::int64_t count,
+                                 const RowObserver& observe) {
   std::vector<DivergenceSums> sums(kBuckets);
   const std::int64_t rounds = (count + world_->size() - 1) / world_->size();
   for (std::int64_t round = 0; round < rounds; ++round) {
-    add_row(student, teacher, row_of(rows, round, count), sums);
+    const Row row = row_of(rows, round, count);
+    add_row(student, teacher, row, observe ? observe(row) : Decoder::Observer{}, sums);
   }
   std::vector<double> flat;
   for (const DivergenceSums& bucket : sums) {

@@ -44,10 +44,14 @@ class Evaluator {
   // chunk: tokens whose logits exist at once. Collective.
   Evaluator(Context context, Communicator& world, std::int64_t chunk);
 
+  // Sees the student's layers on a row; may be empty.
+  using RowObserver = std::function<Decoder::Observer(const Row& row)>;
+
   Divergence divergence(Decoder& student,
                         Decoder& teacher,
                         const EvaluationRows& rows,
-                        std::int64_t count);
+                        std::int64_t count,
+                        const RowObserver& observe = {});
 
   struct ReachPoint {
     std::int64_t distance = 0;  // D
@@ -68,6 +72,7 @@ class Evaluator {
   void add_row(Decoder& student,
                Decoder& teacher,
                const Row& row,
+               const Decoder::Observer& observer,
                std::vector<DivergenceSums>& sums);
   void add_replacement(Decoder& model,
                        const Row& row,

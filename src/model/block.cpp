@@ -91,7 +91,7 @@ Block::Observation Block::forward(const LayerWeights& weights,
   x = activation(kept.input.shape());
   run(stream, LinearForward{.y = x, .x = kept.act, .weight = weights.mlp_down});
   run(stream, Add{.y = x, .a = x, .b = kept.middle});
-  return {kept.input, kept.normed, kept.mixer.heads()};
+  return {kept.input, kept.normed, kept.mixer.heads(), kept.mixer.far, kept.mixer.o_gate};
 }
 
 void Block::forget(BlockKept& kept, Recompute recompute) {

@@ -24,11 +24,14 @@ class Block {
   Block(Context context, const ModelConfig& config, const MixerSettings& settings)
       : context_(context), config_(config), mixer_(context, config, settings) {}
 
-  // What forward() hands to an observer: stage 1 reads the mixer's input and its heads.
+  // What forward() hands to an observer: stage 1 reads the mixer's input and its heads, validation
+  // its branches.
   struct Observation {
     ConstTensorView residual;  // [tokens, D], what the layer reads
     ConstTensorView input;     // [tokens, D]
     ConstTensorView heads;     // [tokens, H, d]
+    ConstTensorView far;       // [tokens, H, d] before the gate; empty without a far branch
+    ConstTensorView gate;      // [tokens, H] before the sigmoid; empty without a gate
   };
 
   enum class Attention : std::uint8_t { by_tokens, ulysses };

@@ -10,6 +10,15 @@
 
 namespace bifocal {
 
+double gradient_norm(const std::vector<double>& unit_squares,
+                     const std::vector<double>& unit_factors) {
+  double total = 0.0;
+  for (std::size_t unit = 0; unit < unit_squares.size(); ++unit) {
+    total += unit_squares[unit] * unit_factors[unit] * unit_factors[unit];
+  }
+  return std::sqrt(total);
+}
+
 Optimizer::Optimizer(Context context,
                      Weights& weights,
                      const RunConfig::Optimizer& settings,
@@ -85,11 +94,7 @@ void Optimizer::update_unit(const Step& step,
 double Optimizer::update(const Step& step, const Gradients& gradients) {
   const std::vector<double>& squares = step.unit_squares;
   BIFOCAL_ASSERT(squares.size() == first_.size() && step.unit_factors.size() == first_.size());
-  double total = 0.0;
-  for (std::size_t unit = 0; unit < squares.size(); ++unit) {
-    total += squares[unit] * step.unit_factors[unit] * step.unit_factors[unit];
-  }
-  const double norm = std::sqrt(total);
+  const double norm = gradient_norm(squares, step.unit_factors);
   BIFOCAL_REQUIRE(
       std::isfinite(norm),
       "[train] the gradient's norm is {}: wanted a finite one. Lower the rate, or look at the "

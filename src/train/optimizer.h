@@ -12,6 +12,10 @@
 
 namespace bifocal {
 
+// Norm of a step's gradient: the root of the sum of squares over units, each times its factor.
+double gradient_norm(const std::vector<double>& unit_squares,
+                     const std::vector<double>& unit_factors);
+
 class Optimizer {
  public:
   // settings.moments says where moments lie and in which type. host_memory: what the device reads

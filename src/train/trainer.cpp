@@ -2,12 +2,8 @@
 #include "train/trainer.h"
 
 #include <cmath>
-#include <fstream>
 
-#include <nlohmann/json.hpp>
-
-#include "core/file.h"
-#include "train/data_log.h"
+#include "core/log.h"
 #include "train/schedule.h"
 
 namespace bifocal {
@@ -26,8 +22,8 @@ Trainer::Trainer(Context context,
       stages_(std::move(stages)),
       optimizer_(context, weights, setup_.config.optimizer, host_memory),
       gradients_(context, weights.table(), mesh.world()),
-      console_(mesh.world().rank() == 0),
-      directory_(setup_.config.run.directory) {}
+      directory_(setup_.config.run.directory),
+      log_(setup_.config, setup_.rows, context.memory, mesh.world().rank() == 0) {}
 
 void Trainer::resume() {
   const std::optional<fs::path> newest = latest_checkpoint(directory_ / "checkpoints");
@@ -55,175 +51,137 @@ void Trainer::resume() {
   stage_step_ = info.stage_step;
   step_ = info.step;
   next_row_ = info.next_row;
-  console_.print(fmt::format("resumed from {} (step {})", newest->string(), format_count(step_)));
+  skipped_ = info.skipped;
+  saved_step_ = info.step;
+  log_.print(fmt::format("resumed from {} (step {})", newest->string(), format_count(step_)));
 }
 
-void Trainer::drop_later_metrics() const {
-  const fs::path path = directory_ / "metrics.jsonl";
-  std::ifstream file(path);
-  if (!file) {
-    return;
-  }
-  std::string kept;
-  for (std::string line; std::getline(file, line);) {
-    const auto object = nlohmann::json::parse(line, nullptr, false);
-    if (object.is_discarded() || object.value("step", std::int64_t{0}) > step_) {
-      break;
-    }
-    kept += line + "\n";
-  }
-  write_file_atomically(path, kept);
+RunPlace Trainer::place(const TrainStage& stage) const {
+  return {.stage = stage.name,
+          .stage_step = stage_step_,
+          .stage_steps = stage.steps,
+          .step = step_,
+          .next_row = next_row_,
+          .skipped = skipped_};
 }
 
-void Trainer::run() {
-  if (speaks()) {
-    drop_later_metrics();
-    metrics_ = std::make_unique<JsonLines>((directory_ / "metrics.jsonl").string());
-  }
+int Trainer::signal() const {
+  return setup_.signals == nullptr ? 0 : setup_.signals->agreed(mesh_->world());
+}
+
+RunEnd Trainer::run() {
+  log_.open(stage_index_ < stages_.size() ? place(stages_[stage_index_]) : RunPlace{.step = step_});
   while (stage_index_ < stages_.size()) {
-    run_stage(stages_[stage_index_]);
+    if (run_stage(stages_[stage_index_])) {
+      return RunEnd::stopped;
+    }
   }
-  console_.print(fmt::format(
+  log_.print(fmt::format(
       "finished after {} steps: {}", format_count(step_), (directory_ / "checkpoints").string()));
+  return RunEnd::finished;
 }
 
-void Trainer::run_stage(const TrainStage& stage) {
+bool Trainer::run_stage(const TrainStage& stage) {
   const std::int64_t per_step = setup_.config.data.rows_per_step;
   const std::int64_t every = setup_.config.checkpoint.every;
+  log_.begin_stage(stage_step_ == 0);
   if (stage_step_ == 0) {
     optimizer_.reset();
+    skipped_ = 0;
   }
   const std::unique_ptr<Stage> work = stage.make(next_row_ - stage_step_ * per_step);
-  seconds_per_step_ = 0.0;
   while (stage_step_ < stage.steps) {
-    step_watch_.restart();
+    if (const int got = signal(); got != 0) {
+      if (step_ != saved_step_) {
+        save(stage.name, stage_step_);
+      }
+      log_.stopped(place(stage), name_of_signal(got));
+      return true;
+    }
+    log_.begin_step();
     gradients_.clear();
     const StepResult result = work->run_step(stage_step_, gradients_);
-    BIFOCAL_REQUIRE(
-        std::isfinite(result.loss),
-        "[train] the loss of {} step {} is {}: wanted a finite one. Lower {}.rate, or look at "
-        "the data of this step; the last checkpoint is intact",
-        stage.name,
-        stage_step_ + 1,
-        result.loss,
-        stage.name);
-    const double factor = schedule_factor(stage.schedule, stage.steps, stage_step_);
-    const double new_rate = stage.new_rate > 0.0 ? stage.new_rate : stage.schedule.rate;
-    const double norm =
-        optimizer_.update({.trains = [&](const Parameter& p) { return work->trains(p); },
-                           .rate =
-                               [&](const Parameter& p) {
-                                 return factor * (p.is_new() ? new_rate : stage.schedule.rate);
-                               },
-                           .decays = [&](const Parameter& p) { return stage.decays && p.decays; },
-                           .clip_scope = work->clip_scope(),
-                           .clip = stage.schedule.clip,
-                           .unit_factors = result.unit_factors,
-                           .unit_squares = result.unit_squares,
-                           .number = stage_step_ + 1},
-                          gradients_);
+    const bool is_skipped = !update(stage, *work, result);
+    const StepReport report = report_of(stage, result, is_skipped);
+    skipped_ += is_skipped ? 1 : 0;
+    skipped_in_row_ = is_skipped ? skipped_in_row_ + 1 : 0;
     ++stage_step_;
     ++step_;
     next_row_ += per_step;
-    report(stage, result, norm, factor * stage.schedule.rate);
-    report_epochs(stage);
+    log_.finish_step(place(stage), report, result);
+    require_updates(stage.name);
+    validate(stage);
     if (every > 0 && step_ % every == 0 && stage_step_ < stage.steps) {
       save(stage.name, stage_step_);
     }
   }
-  console_.end_live();
-  if (speaks() && setup_.rows != nullptr) {
-    console_.print(data_summary(*setup_.rows, next_row_));
-  }
-  report_memory();
+  log_.finish_stage(place(stage));
   ++stage_index_;
   stage_step_ = 0;
+  skipped_ = 0;
   const std::string next = stage_index_ < stages_.size() ? stages_[stage_index_].name : "done";
   optimizer_.reset();
   if (setup_.config.checkpoint.stage_ends) {
     save(next, 0);
   }
+  return false;
 }
 
-void Trainer::report(const TrainStage& stage, const StepResult& result, double norm, double rate) {
-  const double seconds = step_watch_.seconds();
-  seconds_per_step_ = seconds_per_step_ == 0.0 ? seconds : 0.9 * seconds_per_step_ + 0.1 * seconds;
-  if (!speaks()) {
-    return;
+bool Trainer::update(const TrainStage& stage, const Stage& work, const StepResult& result) {
+  // Sums over all ranks: every rank decides alike.
+  if (!std::isfinite(result.loss) ||
+      !std::isfinite(gradient_norm(result.unit_squares, result.unit_factors))) {
+    return false;
   }
-  const RunConfig::Data& data = setup_.config.data;
-  const double tokens_per_second =
-      static_cast<double>(data.rows_per_step * data.row_tokens) / seconds_per_step_;
-  std::string line =
-      fmt::format("{} {}/{}  loss {:.5f}", stage.name, stage_step_, stage.steps, result.loss);
-  if (stage.name == "distill") {
-    line += fmt::format("  KL {:.5f}", result.kl);
-  }
-  line += fmt::format(
-      "  norm {:.3g}  rate {:.2e}  {}  left {}",
-      norm,
-      rate,
-      format_tokens_per_second(tokens_per_second),
-      format_duration(seconds_per_step_ * static_cast<double>(stage.steps - stage_step_)));
-  console_.live(line);
-  const std::int64_t log_every = setup_.config.run.log_every;
-  if (stage_step_ % log_every != 0 && stage_step_ != stage.steps) {
-    return;
-  }
-  console_.plain(line);
-  nlohmann::ordered_json object{{"step", step_},
-                                {"stage", stage.name},
-                                {"stage_step", stage_step_},
-                                {"loss", result.loss},
-                                {"grad_norm", norm},
-                                {"rate", rate},
-                                {"kept_tokens", result.kept},
-                                {"seconds", seconds},
-                                {"tokens_per_second", tokens_per_second}};
-  if (stage.name == "distill") {
-    object["kl"] = result.kl;
-  }
-  if (stage.name != "align") {
-    object["ce"] = result.ce;
-  }
-  if (!result.layer_losses.empty()) {
-    object["layer_losses"] = result.layer_losses;
-  }
-  if (setup_.rows != nullptr) {
-    object["data"] = data_metrics(*setup_.rows, next_row_);
-  }
-  metrics_->write(object);
+  const double factor = schedule_factor(stage.schedule, stage.steps, stage_step_);
+  const double new_rate = stage.new_rate > 0.0 ? stage.new_rate : stage.schedule.rate;
+  optimizer_.update({.trains = [&](const Parameter& p) { return work.trains(p); },
+                     .rate =
+                         [&](const Parameter& p) {
+                           return factor * (p.is_new() ? new_rate : stage.schedule.rate);
+                         },
+                     .decays = [&](const Parameter& p) { return stage.decays && p.decays; },
+                     .clip_scope = work.clip_scope(),
+                     .clip = stage.schedule.clip,
+                     .unit_factors = result.unit_factors,
+                     .unit_squares = result.unit_squares,
+                     .number = stage_step_ + 1 - skipped_},
+                    gradients_);
+  return true;
 }
 
-// A line for every source that began another epoch in this step.
-void Trainer::report_epochs(const TrainStage& stage) {
-  if (!speaks() || setup_.rows == nullptr) {
-    return;
+// Of the step that follows stage_step_.
+StepReport Trainer::report_of(const TrainStage& stage,
+                              const StepResult& result,
+                              bool is_skipped) const {
+  StepReport report{
+      .norm = gradient_norm(result.unit_squares, result.unit_factors),
+      .rate = stage.schedule.rate * schedule_factor(stage.schedule, stage.steps, stage_step_),
+      .is_skipped = is_skipped};
+  if (stage.row_flop && setup_.config.run.peak_tflops > 0.0 && mesh_->world().rank() == 0) {
+    // Rows are packed to one length, so the first stands for the others.
+    report.flop = stage.row_flop(next_row_) *
+                  static_cast<double>(setup_.config.data.rows_per_step) / mesh_->world().size();
   }
-  const std::int64_t begin = next_row_ - setup_.config.data.rows_per_step;
-  for (const EpochBegin& begun : epochs_begun(*setup_.rows, begin, next_row_)) {
-    console_.print(fmt::format(
-        "data: {} begins epoch {} in step {}", begun.source, begun.number, format_count(step_)));
-    metrics_->write({{"step", step_},
-                     {"stage", stage.name},
-                     {"event", "epoch"},
-                     {"source", begun.source},
-                     {"epoch", begun.number}});
-  }
+  return report;
 }
 
-void Trainer::report_memory() {
-  std::string line = fmt::format("memory of rank 0, peak {}:",
-                                 format_bytes(static_cast<double>(context_.memory.peak_bytes())));
-  for (std::size_t index = 0; index < static_cast<std::size_t>(Region::count); ++index) {
-    const auto region = static_cast<Region>(index);
-    const std::size_t bytes = context_.memory.peak_bytes(region);
-    if (bytes > 0) {
-      line += fmt::format(" {} {},", name_of(region), format_bytes(static_cast<double>(bytes)));
-    }
+void Trainer::require_updates(const std::string& stage) const {
+  BIFOCAL_REQUIRE(skipped_in_row_ < setup_.config.run.max_skipped,
+                  "[train] {} steps in a row up to {} step {} had a loss or gradient that is not "
+                  "finite: wanted fewer than run.max_skipped. Lower {}.rate, or look at the data "
+                  "of these steps; the last checkpoint is intact",
+                  skipped_in_row_,
+                  stage,
+                  stage_step_,
+                  stage);
+}
+
+void Trainer::validate(const TrainStage& stage) {
+  const std::int64_t every = setup_.config.evaluate.every;
+  if (every > 0 && setup_.validate && (step_ % every == 0 || stage_step_ == stage.steps)) {
+    log_.validation(place(stage), setup_.validate());
   }
-  line.back() = '.';
-  console_.print(line);
 }
 
 void Trainer::save(const std::string& stage, std::int64_t stage_step) {
@@ -233,11 +191,13 @@ void Trainer::save(const std::string& stage, std::int64_t stage_step) {
                             .next_row = next_row_,
                             .model_hash = setup_.identity,
                             .configuration = setup_.config_text,
-                            .model_config = setup_.model_config};
+                            .model_config = setup_.model_config,
+                            .skipped = skipped_};
   optimizer_.save([&](const std::vector<ShardedTensor>& tensors) {
     save_checkpoint(
         directory_ / "checkpoints", info, tensors, setup_.config.checkpoint.keep, mesh_->world());
   });
+  saved_step_ = step_;
 }
 
 }  // namespace bifocal

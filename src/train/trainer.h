@@ -9,10 +9,11 @@
 #include <vector>
 
 #include "config/run_config.h"
-#include "core/log.h"
 #include "data/row_source.h"
 #include "distill/stage.h"
 #include "train/optimizer.h"
+#include "train/run_log.h"
+#include "train/signals.h"
 
 namespace bifocal {
 
@@ -25,6 +26,8 @@ struct TrainStage {
   bool decays = true;     // weight decay where a parameter has it
   // Makes the stage whose rows begin at this data position.
   std::function<std::unique_ptr<Stage>(std::int64_t first_row)> make;
+  // Operations of the products of all ranks on the row at a data position; may be empty.
+  std::function<double(std::int64_t position)> row_flop;
 };
 
 // What a run is made of, besides its stages.
@@ -35,7 +38,12 @@ struct TrainSetup {
   // Hash of what another run may not continue: model, teacher, data.
   std::string identity;
   const RowSource* rows = nullptr;  // whose counts are logged; nullptr: none are
+  // Measures held-out rows, every evaluate.every steps and at the end of each stage. Collective.
+  std::function<Validation()> validate;
+  const StopSignals* signals = nullptr;  // looked at after every step; nullptr: none end the run
 };
+
+enum class RunEnd : std::uint8_t { finished, stopped };
 
 class Trainer {
  public:
@@ -51,19 +59,24 @@ class Trainer {
   // one of another model or data. Collective.
   void resume();
 
-  // Runs what is left of all stages. Writes metrics.jsonl and checkpoints/ under the run directory.
-  // Collective.
-  void run();
+  // Runs what is left of all stages, or saves and returns after the step in which a rank got a
+  // signal. Writes metrics.jsonl, events/ and checkpoints/ under the run directory. A step whose
+  // loss or gradient is not finite updates nothing; its rows are consumed. Throws Error after
+  // run.max_skipped of them in a row. Collective.
+  RunEnd run();
 
  private:
-  void run_stage(const TrainStage& stage);
-  void report_memory();
-  void report_epochs(const TrainStage& stage);
-  void report(const TrainStage& stage, const StepResult& result, double norm, double rate);
+  // Whether a signal ended it early.
+  bool run_stage(const TrainStage& stage);
+  // False: the step's loss or gradient is not finite, and nothing has changed.
+  bool update(const TrainStage& stage, const Stage& work, const StepResult& result);
+  StepReport report_of(const TrainStage& stage, const StepResult& result, bool is_skipped) const;
+  // Throws where too many steps in a row were skipped.
+  void require_updates(const std::string& stage) const;
+  void validate(const TrainStage& stage);
+  RunPlace place(const TrainStage& stage) const;
+  int signal() const;
   void save(const std::string& stage, std::int64_t stage_step);
-  void drop_later_metrics() const;
-
-  bool speaks() const { return mesh_->world().rank() == 0; }
 
   Context context_;
   TrainSetup setup_;
@@ -71,15 +84,15 @@ class Trainer {
   std::vector<TrainStage> stages_;
   Optimizer optimizer_;
   Gradients gradients_;
-  Console console_;
-  std::unique_ptr<JsonLines> metrics_;
   std::filesystem::path directory_;
+  RunLog log_;
   std::size_t stage_index_ = 0;
   std::int64_t stage_step_ = 0;
   std::int64_t step_ = 0;      // over all stages
   std::int64_t next_row_ = 0;  // data position of the next step
-  Stopwatch step_watch_;
-  double seconds_per_step_ = 0.0;  // smoothed; 0 before the first step
+  std::int64_t skipped_ = 0;   // steps of the stage without an update
+  std::int64_t skipped_in_row_ = 0;
+  std::int64_t saved_step_ = 0;  // step_ of the newest checkpoint
 };
 
 }  // namespace bifocal

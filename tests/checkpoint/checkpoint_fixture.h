@@ -83,7 +83,14 @@ class Holdings {
 };
 
 inline CheckpointInfo known_info(std::int64_t step) {
-  return {step, "distil", step / 2, 8 * step, "abc123", "[model]\npreset = \"bifocal\"\n", "{}\n"};
+  return {step,
+          "distil",
+          step / 2,
+          8 * step,
+          "abc123",
+          "[model]\npreset = \"bifocal\"\n",
+          "{}\n",
+          step / 4};
 }
 
 }  // namespace bifocal

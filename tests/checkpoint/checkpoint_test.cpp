@@ -125,6 +125,7 @@ TEST_F(CheckpointTest, InfoComesBack) {
   EXPECT_EQ(info.stage, wanted.stage);
   EXPECT_EQ(info.stage_step, wanted.stage_step);
   EXPECT_EQ(info.next_row, wanted.next_row);
+  EXPECT_EQ(info.skipped, wanted.skipped);
   EXPECT_EQ(info.model_hash, wanted.model_hash);
   EXPECT_EQ(info.configuration, wanted.configuration);
   EXPECT_EQ(info.model_config, wanted.model_config);
@@ -365,6 +366,7 @@ TEST(CheckpointFixture, AVersion1CheckpointOfTwoRanksIsRead) {
   const CheckpointInfo info = read_checkpoint_info(path);
   EXPECT_EQ(info.step, 7);
   EXPECT_EQ(info.configuration, known_info(7).configuration);
+  EXPECT_EQ(info.skipped, 0);  // it was written before there was such a count
   EXPECT_EQ(read_manifest(path).ranks, 2);
   Holdings held;
   for (const KnownTensor& tensor : known_tensors()) {

@@ -1,7 +1,7 @@
 // Measures do not depend on how many ranks share the rows, nor on whether their number divides.
 #include <gtest/gtest.h>
 
-#include "evaluate/divergence.h"
+#include "evaluate/validation.h"
 #include "support/compare.h"
 #include "support/mpi_world.h"
 #include "support/tiny_model.h"
@@ -19,6 +19,7 @@ Row some_row(std::int64_t index) {
 
 struct Measures {
   Divergence divergence;
+  BranchShares branches;
   std::vector<Evaluator::ReachPoint> reach;
 };
 
@@ -32,8 +33,10 @@ Measures measure(Communicator& world) {
                     Weights::Placement::sharded,
                     2);
   Evaluator evaluator(device.context(), world, 16);
-  return {evaluator.divergence(student.decoder(), teacher.decoder(), some_row, kRows),
-          evaluator.reach(student.decoder(), some_row, kRows, 3, 7)};
+  const Validation found = validate(
+      device.context(), evaluator, world, student.decoder(), teacher.decoder(), some_row, kRows);
+  return {
+      found.divergence, found.branches, evaluator.reach(student.decoder(), some_row, kRows, 3, 7)};
 }
 
 // Counts are exact; other sums are formed in another order, in double.
@@ -50,6 +53,10 @@ TEST(DivergenceRanks, EqualThatOfOneRank) {
     EXPECT_NEAR(a.kl, b.kl, 1e-12 * b.kl);
     EXPECT_NEAR(a.student_ce, b.student_ce, 1e-12 * b.student_ce);
     EXPECT_NEAR(a.teacher_ce, b.teacher_ce, 1e-12 * b.teacher_ce);
+  }
+  for (std::size_t layer = 0; layer < want.branches.gate_means.size(); ++layer) {
+    EXPECT_NEAR(got.branches.gate_means[layer], want.branches.gate_means[layer], 1e-12);
+    EXPECT_NEAR(got.branches.far_shares[layer], want.branches.far_shares[layer], 1e-12);
   }
   ASSERT_EQ(got.reach.size(), want.reach.size());
   for (std::size_t i = 0; i < want.reach.size(); ++i) {

@@ -2,7 +2,6 @@
 // schedules and metrics.
 #include <filesystem>
 #include <fstream>
-#include <optional>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -13,7 +12,7 @@
 #include "distill/logit_stage.h"
 #include "support/compare.h"
 #include "support/mpi_world.h"
-#include "support/temporary_directory.h"
+#include "support/shared_directory.h"
 #include "support/tiny_model.h"
 #include "train/trainer.h"
 
@@ -31,30 +30,6 @@ constexpr std::int64_t kSteps = kAlignSteps + kDistillSteps;
 std::int64_t rows_per_step() {
   return test_world().size() == 3 ? 3 : 4;
 }
-
-// A directory that all ranks see, removed when every rank is done with it.
-class SharedDirectory {
- public:
-  SharedDirectory() {
-    if (test_world().rank() == 0) {
-      directory_.emplace();
-    }
-    path_ = broadcast_text(test_world(), directory_ ? directory_->path() : "", 0);
-  }
-
-  ~SharedDirectory() { test_world().barrier(); }
-
-  SharedDirectory(const SharedDirectory&) = delete;
-  SharedDirectory& operator=(const SharedDirectory&) = delete;
-  SharedDirectory(SharedDirectory&&) = delete;
-  SharedDirectory& operator=(SharedDirectory&&) = delete;
-
-  fs::path path() const { return path_; }
-
- private:
-  std::optional<TemporaryDirectory> directory_;
-  fs::path path_;
-};
 
 struct RunOptions {
   DType dtype = DType::f32;
@@ -197,8 +172,9 @@ std::vector<nlohmann::json> metrics(const fs::path& directory) {
   std::vector<nlohmann::json> lines;
   for (std::string line; std::getline(file, line);) {
     nlohmann::json object = nlohmann::json::parse(line);
-    object.erase("seconds");
-    object.erase("tokens_per_second");
+    for (const char* differs : {"seconds", "tokens_per_second", "memory_bytes"}) {
+      object.erase(differs);
+    }
     lines.push_back(std::move(object));
   }
   return lines;
