@@ -130,6 +130,64 @@ RunEnd run_stages(Session& session,
   return trainer.run();
 }
 
+// What the stages of `train` are made of. Outlives them.
+struct StageParts {
+  const RunConfig& config;
+  Context context;
+  const Mesh& mesh;
+  const RowSource& rows;
+  LoadedModel& student;
+  LoadedModel& teacher;
+  TeacherPlacement placement;
+  RecomputePlan recompute;
+  StageSteps steps;
+};
+
+TrainStage align_stage(const StageParts& parts) {
+  return {.name = "align",
+          .schedule = parts.config.align,
+          .steps = parts.steps.align,
+          .decays = false,
+          .make = [&parts](std::int64_t first) -> std::unique_ptr<Stage> {
+            return std::make_unique<AlignStage>(
+                parts.context,
+                parts.student.decoder(),
+                parts.teacher.decoder(),
+                parts.mesh,
+                parts.placement,
+                align_trainable(parts.config),
+                stage_rows(parts.rows, parts.config, first, parts.steps.align));
+          },
+          .row_flop = row_flop(parts.rows, [&parts](std::span<const std::int64_t> documents) {
+            return align_flop(parts.student.config(),
+                              parts.teacher.config(),
+                              documents,
+                              align_trainable(parts.config) == AlignTrainable::mixer)
+                .total();
+          })};
+}
+
+TrainStage distill_stage(const StageParts& parts) {
+  return {.name = "distill",
+          .schedule = parts.config.distill,
+          .steps = parts.steps.distill,
+          .new_rate = parts.config.distill_extra.new_rate,
+          .make = [&parts](std::int64_t first) -> std::unique_ptr<Stage> {
+            return std::make_unique<LogitStage>(
+                parts.context,
+                parts.student.decoder(),
+                &parts.teacher.decoder(),
+                parts.mesh,
+                parts.placement,
+                parts.recompute,
+                logit_options(parts.config, parts.config.distill_extra.ce_weight),
+                stage_rows(parts.rows, parts.config, first, parts.steps.distill));
+          },
+          .row_flop = row_flop(parts.rows, [&parts](std::span<const std::int64_t> documents) {
+            return step_flop(parts.student.config(), &parts.teacher.config(), documents).total();
+          })};
+}
+
 RunEnd train(const RunConfig& config, const MpiSession& mpi) {
   const StopSignals signals;
   BIFOCAL_REQUIRE(
@@ -144,7 +202,6 @@ RunEnd train(const RunConfig& config, const MpiSession& mpi) {
   const StageSteps steps = choose_stages(config, config_of_student, teacher_config);
   const PlacementChoice choice =
       choose_placement(config, counts_of(mesh), teacher_config, steps.align);
-  const TeacherPlacement placement = choice.work;
   TrainSetup setup = make_setup(config, config_of_student);
   prepare_directory(setup, mesh.world());
   const RowSource rows = open_rows(config, teacher_config, Split::train);
@@ -176,47 +233,14 @@ RunEnd train(const RunConfig& config, const MpiSession& mpi) {
 
   setup.validate = make_validation(config, context, mesh, student, teacher);
   setup.signals = &signals;
-  const bool trains_projections = align_trainable(config) == AlignTrainable::mixer;
+  const StageParts parts{
+      config, context, mesh, rows, student, teacher, choice.work, memory.recompute, steps};
   std::vector<TrainStage> stages;
   if (steps.align > 0) {
-    stages.push_back(
-        {.name = "align",
-         .schedule = config.align,
-         .steps = steps.align,
-         .decays = false,
-         .make = [&](std::int64_t first) -> std::unique_ptr<Stage> {
-           return std::make_unique<AlignStage>(context,
-                                               student.decoder(),
-                                               teacher.decoder(),
-                                               mesh,
-                                               placement,
-                                               align_trainable(config),
-                                               stage_rows(rows, config, first, steps.align));
-         },
-         .row_flop = row_flop(rows, [&](std::span<const std::int64_t> documents) {
-           return align_flop(config_of_student, teacher_config, documents, trains_projections)
-               .total();
-         })});
+    stages.push_back(align_stage(parts));
   }
   if (steps.distill > 0) {
-    stages.push_back({.name = "distill",
-                      .schedule = config.distill,
-                      .steps = steps.distill,
-                      .new_rate = config.distill_extra.new_rate,
-                      .make = [&](std::int64_t first) -> std::unique_ptr<Stage> {
-                        return std::make_unique<LogitStage>(
-                            context,
-                            student.decoder(),
-                            &teacher.decoder(),
-                            mesh,
-                            placement,
-                            memory.recompute,
-                            logit_options(config, config.distill_extra.ce_weight),
-                            stage_rows(rows, config, first, steps.distill));
-                      },
-                      .row_flop = row_flop(rows, [&](std::span<const std::int64_t> documents) {
-                        return step_flop(config_of_student, &teacher_config, documents).total();
-                      })});
+    stages.push_back(distill_stage(parts));
   }
   return run_stages(session, setup, mesh, student, std::move(stages));
 }
@@ -243,6 +267,8 @@ RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
 
+  const StageMemory memory = forecast_stage(config, session, mesh, model_config, nullptr);
+  console.print(describe(memory));
   const Context context = session.context();
   LoadedModel model = load_model(context,
                                  model_config,
@@ -250,8 +276,6 @@ RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
                                  mesh.world(),
                                  {student_placement(config), Region::weights, false},
                                  config);
-  const StageMemory memory = forecast_stage(config, session, mesh, model_config, nullptr);
-  console.print(describe(memory));
   std::vector<TrainStage> stages;
   stages.push_back({.name = "pretrain",
                     .schedule = config.pretrain,

@@ -26,7 +26,7 @@ HostImages::HostImages(Context context, std::vector<TensorView> tensors)
     if (context_.memory.on_host() && tensor.dtype == wide) {
       images_.push_back(tensor);
     } else {
-      copies_.push_back(host_.empty(Region::optimizer, wide, tensor.shape));
+      copies_.push_back(host_.zeros(Region::optimizer, wide, tensor.shape));
       images_.push_back(copies_.back());
     }
   }
