@@ -30,7 +30,7 @@ std::function<Validation()> make_validation(const RunConfig& config,
   const auto rows =
       std::make_shared<RowSource>(open_rows(config, teacher.config(), Split::held_out));
   const auto evaluator =
-      std::make_shared<Evaluator>(context, mesh.world(), config.memory.logit_chunk);
+      std::make_shared<Evaluator>(context, mesh.world(), resolved_logit_chunk(config));
   const std::int64_t count = rows->rows_without_repeats(config.evaluate.rows);
   return [=, &mesh, &student, &teacher] {
     const EvaluationRows row = [&rows](std::int64_t index) { return rows->row(index); };
