@@ -111,13 +111,12 @@ std::unique_ptr<Stage> StepBench::make_stage(StageKind kind) {
                  .per_step = config_.data.rows_per_step,
                  .steps = steps()};
   if (kind == StageKind::align) {
-    const bool all = config_.align_extra.trainable == "mixer";
     return std::make_unique<AlignStage>(context_,
                                         student_->decoder(),
                                         teacher_->decoder(),
                                         mesh_,
                                         placement_,
-                                        all ? AlignTrainable::mixer : AlignTrainable::new_tensors,
+                                        align_trainable(config_),
                                         std::move(rows));
   }
   const LogitLossOptions loss{.temperature = config_.distill_extra.temperature,
@@ -271,10 +270,16 @@ void StepBench::run_all() {
   config_.distill.steps = wants(StageKind::distill) ? 1 : 0;
   const StageSteps stage_steps = choose_stages(config_, student_config_, teacher_config_);
   placement_ = choose_placement(config_, counts, teacher_config_, stage_steps.align).work;
-  const StageMemory planned =
-      forecast_stage(config_, session_, mesh_, student_config_, &teacher_config_);
-  recompute_ = planned.recompute;
-  report_.note(describe(planned));
+  const std::vector<StageMemory> planned = forecast_stages({.config = config_,
+                                                            .student = student_config_,
+                                                            .teacher = teacher_config_,
+                                                            .teacher_storage = context_.dtype},
+                                                           session_,
+                                                           mesh_);
+  recompute_ = last_recompute(planned);
+  for (const StageMemory& stage : planned) {
+    report_.note(describe(stage));
+  }
   report_.note(
       fmt::format("{} to {}: rows of {} tokens in {} document(s), {} a step, {}, recompute {}",
                   options_.model,

@@ -15,7 +15,6 @@
 #include "core/file.h"
 #include "core/log.h"
 #include "hf/hf_config.h"
-#include "hf/json_fields.h"
 
 namespace bifocal {
 
@@ -31,16 +30,6 @@ struct PlanOptions {
   bool is_pretrain = false;
   std::string json;
 };
-
-// The type that config.json gives for the weights: bfloat16 stays as it is, others are converted.
-DType declared_storage(const std::filesystem::path& directory, DType compute) {
-  const std::string path = (directory / "config.json").string();
-  const Json json = parse_json_object(read_file(path), path);
-  const JsonFields fields(json, path);
-  const std::string declared =
-      fields.find_string("torch_dtype").value_or(fields.find_string("dtype").value_or(""));
-  return declared == "bfloat16" ? DType::bf16 : compute;
-}
 
 PlanInputs read_inputs(const RunConfig& config, const PlanOptions& options) {
   PlanInputs inputs{

@@ -5,8 +5,10 @@
 #include <optional>
 
 #include "checkpoint/checkpoint.h"
+#include "core/file.h"
 #include "core/random.h"
 #include "hf/hf_config.h"
+#include "hf/json_fields.h"
 #include "hf/model_tensors.h"
 #include "model/host_images.h"
 #include "ops/fill.h"
@@ -206,6 +208,15 @@ ModelConfig student_config(const RunConfig& config) {
   model.mixers =
       make_mixers(config.student.preset, config.student.budget, config.student.mixers, model);
   return model;
+}
+
+DType declared_storage(const fs::path& directory, DType compute) {
+  const std::string path = (directory / "config.json").string();
+  const OrderedJson json = parse_json_object(read_file(path), path);
+  const JsonFields fields(json, path);
+  const std::string declared =
+      fields.find_string("torch_dtype").value_or(fields.find_string("dtype").value_or(""));
+  return declared == "bfloat16" ? DType::bf16 : compute;
 }
 
 Mixture data_mixture(const RunConfig& config) {

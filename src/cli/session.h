@@ -111,6 +111,10 @@ StartValues start_values(const RunConfig::Student& student);
 std::filesystem::path student_directory(const RunConfig& config);
 ModelConfig student_config(const RunConfig& config);
 
+// The type of a frozen model's parts, as its config.json declares it: bfloat16 stays as it is,
+// other types are converted to `compute`.
+DType declared_storage(const std::filesystem::path& directory, DType compute);
+
 // Random weights for a model without any, made on the device: matrices normal with deviation 0.02,
 // norms one, biases zero. piece: elements from `begin` on.
 void fill_random(Stream& stream,

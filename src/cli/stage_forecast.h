@@ -1,7 +1,8 @@
-// The memory of a stage on the device at hand.
+// The memory of a run's stages on the device at hand.
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "cli/session.h"
 #include "parallel/mesh.h"
@@ -9,15 +10,18 @@
 
 namespace bifocal {
 
-// The stage's memory before the first allocation. Where memory.limit_gib sets no limit, a device
-// does. teacher: nullptr for pretraining. Collective.
-StageMemory forecast_stage(const RunConfig& config,
-                           const Session& session,
-                           const Mesh& mesh,
-                           const ModelConfig& student,
-                           const ModelConfig* teacher);
+// Of every stage that has steps, in their order, asked before the first allocation. The limit is
+// memory.limit_gib or what the device has free, whichever is less; on the CPU memory.limit_gib
+// alone. `inputs` names configuration and models. Throws Error, with what would fit, for a stage
+// that exceeds the limit by more than the forecast errs. Collective.
+std::vector<StageMemory> forecast_stages(PlanInputs inputs,
+                                         const Session& session,
+                                         const Mesh& mesh);
 
-// "memory forecast: recompute mlp; peak 100.00 GiB on rank 0: weights ..."
+// What distill or pretrain, which are the last, compute again.
+RecomputePlan last_recompute(const std::vector<StageMemory>& stages);
+
+// "memory forecast of distill: recompute mlp; peak 100.00 GiB on rank 0: weights ..."
 std::string describe(const StageMemory& memory);
 
 }  // namespace bifocal

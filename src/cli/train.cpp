@@ -1,5 +1,4 @@
 // `bifocal train` and `bifocal pretrain`: from a configuration to checkpoints.
-#include <algorithm>
 #include <filesystem>
 #include <string>
 
@@ -114,9 +113,10 @@ void describe_run(Console& console,
                             sha256_hex(setup.config_text).substr(0, 12)));
 }
 
-AlignTrainable align_trainable(const RunConfig& config) {
-  return config.align_extra.trainable == "mixer" ? AlignTrainable::mixer
-                                                 : AlignTrainable::new_tensors;
+void print_forecasts(Console& console, const std::vector<StageMemory>& stages) {
+  for (const StageMemory& stage : stages) {
+    console.print(describe(stage));
+  }
 }
 
 RunEnd run_stages(Session& session,
@@ -209,13 +209,19 @@ RunEnd train(const RunConfig& config, const MpiSession& mpi) {
 
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
-  const StageMemory memory =
-      forecast_stage(config, session, mesh, config_of_student, &teacher_config);
-  for (const std::string& note : {choice.note, steps.note, describe(memory)}) {
+  for (const std::string& note : {choice.note, steps.note}) {
     if (!note.empty()) {
       console.print(note);
     }
   }
+  const std::vector<StageMemory> memory = forecast_stages(
+      {.config = config,
+       .student = config_of_student,
+       .teacher = teacher_config,
+       .teacher_storage = declared_storage(config.teacher.path, compute_type(config))},
+      session,
+      mesh);
+  print_forecasts(console, memory);
 
   const Context context = session.context();
   LoadedModel teacher = load_model(context,
@@ -234,7 +240,7 @@ RunEnd train(const RunConfig& config, const MpiSession& mpi) {
   setup.validate = make_validation(config, context, mesh, student, teacher);
   setup.signals = &signals;
   const StageParts parts{
-      config, context, mesh, rows, student, teacher, choice.work, memory.recompute, steps};
+      config, context, mesh, rows, student, teacher, choice.work, last_recompute(memory), steps};
   std::vector<TrainStage> stages;
   if (steps.align > 0) {
     stages.push_back(align_stage(parts));
@@ -267,8 +273,9 @@ RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
   Console console(mesh.world().rank() == 0);
   describe_run(console, setup, mesh, rows);
 
-  const StageMemory memory = forecast_stage(config, session, mesh, model_config, nullptr);
-  console.print(describe(memory));
+  const std::vector<StageMemory> memory =
+      forecast_stages({.config = config, .student = model_config, .teacher = {}}, session, mesh);
+  print_forecasts(console, memory);
   const Context context = session.context();
   LoadedModel model = load_model(context,
                                  model_config,
@@ -287,7 +294,7 @@ RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
                           nullptr,
                           mesh,
                           TeacherPlacement::look_ahead,
-                          memory.recompute,
+                          last_recompute(memory),
                           logit_options(config, 1.0),
                           stage_rows(rows, config, first, config.pretrain.steps));
                     },

@@ -5,6 +5,11 @@
 
 namespace bifocal {
 
+AlignTrainable align_trainable(const RunConfig& config) {
+  return config.align_extra.trainable == "mixer" ? AlignTrainable::mixer
+                                                 : AlignTrainable::new_tensors;
+}
+
 AlignStage::AlignStage(Context context,
                        Decoder& student,
                        Decoder& teacher,

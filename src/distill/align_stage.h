@@ -2,6 +2,7 @@
 // attention heads.
 #pragma once
 
+#include "config/run_config.h"
 #include "distill/stage.h"
 
 namespace bifocal {
@@ -10,6 +11,9 @@ enum class AlignTrainable : std::uint8_t {
   new_tensors,  // sink, features, gates
   mixer         // also q, k, v with norms and biases
 };
+
+// As align.trainable names it.
+AlignTrainable align_trainable(const RunConfig& config);
 
 // Layers are independent, so with look-ahead placement every rank runs teacher and mixers on whole
 // rows of its own, which needs per_step divisible by all ranks; with ulysses every row is cut over

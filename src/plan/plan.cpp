@@ -184,7 +184,7 @@ StageMemory largest_memory(const PlanInputs& inputs,
   const int sequence = static_cast<int>(mesh.sequence);
   const int node = std::min(inputs.ranks, inputs.ranks_per_node);
   const int last_node_ranks = (inputs.ranks - 1) % inputs.ranks_per_node + 1;
-  StageMemory largest{.recompute = recompute, .peak = {}, .rank = 0};
+  StageMemory largest{.kind = stage, .recompute = recompute, .peak = {}, .rank = 0};
   for (const int rank : {0, 1, sequence / 2, sequence - 1, inputs.ranks - 1}) {
     if (rank >= inputs.ranks) {
       continue;
@@ -205,27 +205,6 @@ StageMemory largest_memory(const PlanInputs& inputs,
     }
   }
   return largest;
-}
-
-void require_memory(const PlanInputs& inputs, const PlannedStage& stage) {
-  const double limit = usable_bytes(inputs.config);
-  if (limit == 0.0 || static_cast<double>(stage.memory.total) <= limit) {
-    return;
-  }
-  const std::vector<std::string> fits = what_fits(inputs, stage.kind);
-  std::string advice = "nothing that plan tries fits: use a smaller model or shorter rows";
-  if (!fits.empty()) {
-    advice = "what fits:";
-    for (const std::string& change : fits) {
-      advice += "\n  " + change;
-    }
-  }
-  fail("[plan] {} needs {} on rank {}, but memory.limit_gib leaves {} to tensors; {}",
-       name_of(stage.kind),
-       format_bytes(static_cast<double>(stage.memory.total)),
-       stage.largest_rank,
-       format_bytes(limit),
-       advice);
 }
 
 std::vector<PlannedStage> list_stages(const PlanInputs& inputs, const StageSteps& steps) {
@@ -283,64 +262,172 @@ StageMemory plan_memory(const PlanInputs& inputs, StageKind stage) {
   return memory_of(fits == plans.end() ? plans.back() : *fits);
 }
 
-std::vector<std::string> what_fits(const PlanInputs& inputs, StageKind stage) {
-  std::vector<std::string> fits;
-  const auto try_it = [&](const std::string& text, PlanInputs changed) {
-    changed.config.memory.recompute = "auto";
-    const PeakBytes peak = plan_memory(changed, stage).peak;
-    if (static_cast<double>(peak.total) <= usable_bytes(changed.config)) {
-      fits.push_back(fmt::format("{} ({})", text, format_bytes(static_cast<double>(peak.total))));
+namespace {
+
+// Tries changes of one configuration against its limit.
+class Trials {
+ public:
+  Trials(const PlanInputs& inputs, StageKind stage) : inputs_(&inputs), stage_(stage) {}
+
+  const PlanInputs& inputs() const { return *inputs_; }
+
+  bool found() const { return !fits_.empty(); }
+
+  const std::vector<std::string>& fits() const { return fits_; }
+
+  // `changes` says what `changed` has that the configuration has not, but for recomputation, which
+  // is auto in every trial. Whether it fits.
+  bool fit(std::vector<std::string> changes, PlanInputs changed) {
+    if (changed.config.memory.recompute != "auto") {
+      changed.config.memory.recompute = "auto";
+      changes.emplace_back("memory.recompute = \"auto\"");
     }
-  };
-  const RunConfig& config = inputs.config;
-  PlanInputs all = inputs;  // every setting that has been tried
-  std::string all_text;
-  const auto try_setting = [&](bool is_new, const std::string& text, const auto& change) {
-    if (!is_new) {
-      return;
+    if (changed.config.memory.kept_layers != 0) {
+      changed.config.memory.kept_layers = 0;
+      changes.emplace_back("memory.kept_layers = 0");
     }
-    PlanInputs changed = inputs;
-    change(changed.config);
-    try_it(text, changed);
-    change(all.config);
-    all_text += (all_text.empty() ? "" : ", ") + text;
-  };
-  try_setting(config.memory.recompute != "auto",
-              "memory.recompute = \"auto\"",
-              [](RunConfig& changed) { changed.memory.recompute = "auto"; });
-  try_setting(resolved_logit_chunk(config) > 512,
-              "memory.logit_chunk = 512",
-              [](RunConfig& changed) { changed.memory.logit_chunk = 512; });
-  try_setting(inputs.ranks > 1 && config.memory.weights != "shard",
+    if (changes.empty()) {
+      return false;  // the configuration as it is
+    }
+    const auto peak = static_cast<double>(plan_memory(changed, stage_).peak.total);
+    if (peak > usable_bytes(changed.config)) {
+      return false;
+    }
+    std::string text = changes.front();
+    for (std::size_t i = 1; i < changes.size(); ++i) {
+      text += ", " + changes[i];
+    }
+    fits_.push_back(fmt::format("{} ({})", text, format_bytes(peak)));
+    return true;
+  }
+
+ private:
+  const PlanInputs* inputs_;
+  StageKind stage_;
+  std::vector<std::string> fits_;
+};
+
+// Changes that hold together.
+struct Changes {
+  PlanInputs inputs;
+  std::vector<std::string> texts;
+};
+
+// Each setting alone; returns those that agree with each other.
+Changes try_settings(Trials& trials) {
+  const PlanInputs& given = trials.inputs();
+  const RunConfig& config = given.config;
+  Changes all{.inputs = given, .texts = {}};
+  const auto try_setting =
+      [&](bool is_new, bool joins, const std::string& text, const auto& change) {
+        if (!is_new) {
+          return;
+        }
+        PlanInputs changed = given;
+        change(changed.config);
+        trials.fit({text}, changed);
+        if (joins) {
+          change(all.inputs.config);
+          all.texts.push_back(text);
+        }
+      };
+  trials.fit({}, given);
+  try_setting(
+      resolved_logit_chunk(config) > 512, true, "memory.logit_chunk = 512", [](RunConfig& changed) {
+        changed.memory.logit_chunk = 512;
+      });
+  try_setting(given.ranks > 1 && config.memory.weights != "shard",
+              true,
               "memory.weights = \"shard\"",
               [](RunConfig& changed) { changed.memory.weights = "shard"; });
+  // Moments on the host take nothing of the device.
+  const bool is_cuda = config.run.device == "cuda";
   try_setting(config.optimizer.moments == "float32",
+              !is_cuda,
               "optimizer.moments = \"bfloat16\"",
               [](RunConfig& changed) { changed.optimizer.moments = "bfloat16"; });
-  try_setting(config.run.device == "cuda" && config.optimizer.moments != "host",
+  try_setting(is_cuda && config.optimizer.moments != "host",
+              true,
               "optimizer.moments = \"host\"",
               [](RunConfig& changed) { changed.optimizer.moments = "host"; });
-  if (fits.empty() && !all_text.empty()) {
-    try_it(all_text, all);
-  }
-  for (int ranks = 2 * inputs.ranks; ranks <= 64 && ranks <= 8 * inputs.ranks; ranks *= 2) {
-    PlanInputs changed = all;
+  return all;
+}
+
+// The fewest ranks that fit with `base`, in one group that shares each row. Whether any do.
+bool try_ranks(Trials& trials, const Changes& base) {
+  const PlanInputs& given = base.inputs;
+  for (int ranks = 2 * given.ranks; ranks <= 64 && ranks <= 8 * given.ranks; ranks *= 2) {
+    PlanInputs changed = given;
     changed.ranks = ranks;
-    changed.ranks_per_node = std::min(ranks, std::max(8, inputs.ranks_per_node));
-    changed.config.memory.weights = "shard";
+    changed.ranks_per_node = std::min(ranks, std::max(8, given.ranks_per_node));
     changed.config.mesh = {.data = 1, .sequence = 0};
-    changed.config.teacher.placement = "auto";
-    const std::size_t before = fits.size();
+    std::vector<std::string> texts{fmt::format("{} ranks in one sequence group", ranks)};
+    if (given.config.memory.weights != "shard") {
+      changed.config.memory.weights = "shard";
+      texts.emplace_back("memory.weights = \"shard\"");
+    }
+    if (given.config.teacher.placement != "auto") {
+      changed.config.teacher.placement = "auto";
+      texts.emplace_back("teacher.placement = \"auto\"");
+    }
+    texts.insert(texts.end(), base.texts.begin(), base.texts.end());
     try {
-      try_it(fmt::format("{} ranks in one sequence group, memory.weights = \"shard\"", ranks),
-             changed);
+      if (trials.fit(texts, changed)) {
+        return true;
+      }
     } catch (const Error&) {  // a mesh that this run does not allow
     }
-    if (fits.size() > before) {
-      break;
+  }
+  return false;
+}
+
+}  // namespace
+
+std::vector<std::string> what_fits(const PlanInputs& inputs, StageKind stage) {
+  Trials trials(inputs, stage);
+  const Changes all = try_settings(trials);
+  if (!trials.found() && all.texts.size() > 1) {
+    trials.fit(all.texts, all.inputs);
+  }
+  if (!try_ranks(trials, {.inputs = inputs, .texts = {}}) && !trials.found()) {
+    try_ranks(trials, all);
+  }
+  return trials.fits();
+}
+
+void require_memory(const PlanInputs& inputs, const StageMemory& memory, double share) {
+  const double limit = usable_bytes(inputs.config);
+  const auto peak = static_cast<double>(memory.peak.total);
+  if (limit == 0.0 || share * peak <= limit) {
+    return;
+  }
+  const std::vector<std::string> fits = what_fits(inputs, memory.kind);
+  std::string advice = "nothing that plan tries fits: use a smaller model or shorter rows";
+  if (!fits.empty()) {
+    advice = "what fits:";
+    for (const std::string& change : fits) {
+      advice += "\n  " + change;
     }
   }
-  return fits;
+  fail("[plan] {} needs {} on rank {}, but {} leaves {} to tensors; {}",
+       name_of(memory.kind),
+       format_bytes(peak),
+       memory.rank,
+       inputs.limit_name,
+       format_bytes(limit),
+       advice);
+}
+
+std::vector<StageMemory> plan_stages(const PlanInputs& inputs) {
+  StageSteps steps;
+  if (inputs.teacher) {
+    steps = choose_stages(inputs.config, inputs.student, *inputs.teacher);
+  }
+  std::vector<StageMemory> memories;
+  for (const PlannedStage& stage : list_stages(inputs, steps)) {
+    memories.push_back(plan_memory(inputs, stage.kind));
+  }
+  return memories;
 }
 
 Plan make_plan(const PlanInputs& inputs) {
@@ -389,7 +476,7 @@ Plan make_plan(const PlanInputs& inputs) {
     stage.recompute = largest.recompute;
     stage.memory = largest.peak;
     stage.largest_rank = largest.rank;
-    require_memory(inputs, stage);
+    require_memory(inputs, largest);
   }
   return plan;
 }

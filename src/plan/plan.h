@@ -62,6 +62,7 @@ struct PlanInputs {
   DType teacher_storage = DType::f32;  // type of the teacher's file, if it is kept as it is
   int ranks = 1;
   int ranks_per_node = 1;
+  std::string limit_name = "memory.limit_gib";  // what sets config.memory.limit_gib, for errors
 };
 
 // Parameters of one kind.
@@ -75,6 +76,7 @@ struct ParameterGroup {
 // memory.recompute, where "auto" becomes the plan that keeps most of all that fit the limit on
 // every rank (no limit: that keeps everything).
 struct StageMemory {
+  StageKind kind = StageKind::distill;
   RecomputePlan recompute;
   PeakBytes peak;
   int rank = 0;
@@ -82,14 +84,22 @@ struct StageMemory {
 
 StageMemory plan_memory(const PlanInputs& inputs, StageKind stage);
 
+// The same of every stage that has steps, in their order.
+std::vector<StageMemory> plan_stages(const PlanInputs& inputs);
+
 // Bytes that memory.limit_gib leaves to tensors, 0 for no limit: on a GPU 3 % less, which lie
 // between tensors.
 double usable_bytes(const RunConfig& config);
 
-// Single changes of the configuration, and more ranks, that would fit the stage under the limit,
-// each with its peak: "optimizer.moments = \"bfloat16\" (70.12 GiB)". Where none does alone, all
-// settings together.
+// Changes of the configuration that would fit the stage under the limit, each with its peak:
+// "optimizer.moments = \"bfloat16\" (70.12 GiB)". Every one holds for itself, with
+// memory.recompute = "auto", which it names where the configuration says otherwise: one setting, or
+// where no single one does all that agree with each other; and the fewest ranks that would.
 std::vector<std::string> what_fits(const PlanInputs& inputs, StageKind stage);
+
+// Throws Error, with what would fit, where `share` of the stage's peak is more than the limit
+// leaves to tensors.
+void require_memory(const PlanInputs& inputs, const StageMemory& memory, double share = 1.0);
 
 struct PlannedStage {
   StageKind kind = StageKind::distill;

@@ -113,6 +113,7 @@ TEST(Plan, KeepsAsMuchAsACardHolds) {
 
   inputs.config.memory.limit_gib = 79.6;
   const std::string error = error_of(inputs);
+  EXPECT_FALSE(contains(error, "memory.recompute"));  // it is auto already
   EXPECT_TRUE(contains(error, "optimizer.moments = \"bfloat16\" ("));
   EXPECT_TRUE(contains(error, "optimizer.moments = \"host\" ("));
   EXPECT_TRUE(contains(error, "2 ranks in one sequence group"));
@@ -120,6 +121,79 @@ TEST(Plan, KeepsAsMuchAsACardHolds) {
     inputs.config.optimizer.moments = moments;
     EXPECT_EQ(make_plan(inputs).stages.back().kind, StageKind::distill);
   }
+}
+
+// What is offered names all that it changes, and fits as it stands.
+TEST(Plan, AdviceHoldsForItself) {
+  PlanInputs inputs = qwen3_4b_run("bifocal", 1);
+  inputs.config.run.device = "cuda";
+  inputs.config.memory.recompute = "mlp";
+  inputs.config.memory.kept_layers = 3;
+  inputs.config.teacher.placement = "look-ahead";
+  inputs.config.memory.weights = "replicate";
+  inputs.config.memory.limit_gib = 79.6;
+  const std::string recompute = ", memory.recompute = \"auto\", memory.kept_layers = 0";
+  std::vector<std::string> fits = what_fits(inputs, StageKind::distill);
+  ASSERT_EQ(fits.size(), 3U) << error_of(inputs);
+  EXPECT_TRUE(fits[0].starts_with("optimizer.moments = \"bfloat16\"" + recompute + " ("));
+  EXPECT_TRUE(fits[1].starts_with("optimizer.moments = \"host\"" + recompute + " ("));
+  EXPECT_TRUE(
+      fits[2].starts_with("2 ranks in one sequence group, memory.weights = \"shard\", "
+                          "teacher.placement = \"auto\"" +
+                          recompute + " ("))
+      << fits[2];
+  PlanInputs two = inputs;
+  two.ranks = two.ranks_per_node = 2;
+  two.config.memory.recompute = "auto";
+  two.config.memory.kept_layers = 0;
+  two.config.memory.weights = "shard";
+  two.config.mesh = {.data = 1, .sequence = 0};
+  two.config.teacher.placement = "auto";
+  const auto peak = static_cast<double>(plan_memory(two, StageKind::distill).peak.total);
+  EXPECT_LE(peak, usable_bytes(two.config));
+  EXPECT_TRUE(contains(fits[2], "(" + format_bytes(peak) + ")"));
+
+  // Recomputation alone.
+  inputs.config.memory.limit_gib = 139.0;
+  fits = what_fits(inputs, StageKind::distill);
+  ASSERT_FALSE(fits.empty());
+  EXPECT_TRUE(fits[0].starts_with("memory.recompute = \"auto\", memory.kept_layers = 0 ("));
+
+  // Moments on the host and in bfloat16 are never offered together.
+  for (double limit = 8.0; limit < 100.0; limit += 8.0) {
+    inputs.config.memory.limit_gib = limit;
+    for (const std::string& change : what_fits(inputs, StageKind::distill)) {
+      EXPECT_FALSE(contains(change, "\"bfloat16\"") && contains(change, "\"host\"")) << change;
+    }
+  }
+}
+
+// The forecast of what is about to run may be a little too high.
+TEST(Plan, RefusesWhatIsSurelyTooLarge) {
+  PlanInputs inputs = qwen3_4b_run("bifocal", 8);
+  const StageMemory memory = plan_memory(inputs, StageKind::distill);
+  EXPECT_EQ(memory.kind, StageKind::distill);
+  const double peak = static_cast<double>(memory.peak.total) / kGiB;
+  inputs.limit_name = "the device's free memory";
+  inputs.config.memory.limit_gib = 0.96 * peak;
+  require_memory(inputs, memory, 0.95);
+  EXPECT_TRUE(contains(test::error_of([&] { require_memory(inputs, memory); }),
+                       "but the device's free memory leaves"));
+  inputs.config.memory.limit_gib = 0.94 * peak;
+  EXPECT_TRUE(
+      contains(test::error_of([&] { require_memory(inputs, memory, 0.95); }), "distill needs"));
+}
+
+TEST(Plan, ForecastsEveryStageThatRuns) {
+  PlanInputs inputs = qwen3_4b_run("bifocal", 8);
+  ASSERT_EQ(plan_stages(inputs).size(), 2U);
+  EXPECT_EQ(plan_stages(inputs)[0].kind, StageKind::align);
+  EXPECT_EQ(plan_stages(inputs)[1].kind, StageKind::distill);
+  inputs.config.distill.steps = 0;
+  EXPECT_EQ(plan_stages(inputs).size(), 1U);
+  inputs.teacher.reset();
+  ASSERT_EQ(plan_stages(inputs).size(), 1U);
+  EXPECT_EQ(plan_stages(inputs)[0].kind, StageKind::pretrain);
 }
 
 TEST(Plan, RefusesWhatCannotRun) {
