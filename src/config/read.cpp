@@ -166,6 +166,16 @@ void check_run_config(const RunConfig& config) {
   BIFOCAL_REQUIRE(config.data.train.empty() || config.data.mixture.empty(),
                   "[config] data.train and data.mixture both name data: wanted one of them, so "
                   "leave one out (--data.train \"\" empties the list of a file)");
+  const RunConfig::Memory& memory = config.memory;
+  BIFOCAL_REQUIRE(
+      memory.kept_layers == 0 || (memory.recompute != "auto" && memory.recompute != "none"),
+      "[config] memory.kept_layers is {}, wanted 0 with memory.recompute = \"{}\": {}; set it to "
+      "0, "
+      "or memory.recompute to light, mlp, mixer or block",
+      memory.kept_layers,
+      memory.recompute,
+      memory.recompute == "auto" ? "auto chooses the layers itself"
+                                 : "no level keeps more than none");
 }
 
 }  // namespace bifocal

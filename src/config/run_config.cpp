@@ -296,12 +296,12 @@ OptionSection memory_section() {
           {.key = "memory.recompute",
            .field = at(section, &Memory::recompute),
            .help = "what the backward pass computes again, from nothing to each block; auto: as "
-                   "little as memory.limit_gib allows",
+                   "little as memory.limit_gib allows, and in train what the GPU has free",
            .words = {"auto", "none", "light", "mlp", "mixer", "block"}},
           {.key = "memory.kept_layers",
            .field = at(section, &Memory::kept_layers),
            .help = "last layers that keep as much as the level before memory.recompute's; not "
-                   "with auto",
+                   "with auto or none",
            .range = kNotNegative,
            .unit = "layers"},
           {.key = "memory.weights",

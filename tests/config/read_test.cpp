@@ -154,6 +154,23 @@ TEST(Read, ATrainListBesideAMixtureIsRefused) {
   }
 }
 
+TEST(Read, KeptLayersNeedALevelThatKeepsLess) {
+  EXPECT_EQ(
+      parse_run_config("[memory]\nrecompute = \"mlp\"\nkept_layers = 3", "FILE").memory.kept_layers,
+      3);
+  for (const char* recompute : {"auto", "none"}) {
+    try {
+      parse_run_config(fmt::format("[memory]\nrecompute = \"{}\"\nkept_layers = 3", recompute),
+                       "FILE");
+      FAIL() << recompute;
+    } catch (const Error& error) {
+      EXPECT_NE(std::string(error.what()).find("memory.kept_layers is 3, wanted 0"),
+                std::string::npos)
+          << error.what();
+    }
+  }
+}
+
 TEST(Read, TheResolvedFileReadsBackEqual) {
   RunConfig config;
   for (const OptionSection& section : option_sections()) {
@@ -161,7 +178,8 @@ TEST(Read, TheResolvedFileReadsBackEqual) {
       set_value(option, other_value(option, get_value(option, config)), "test", config);
     }
   }
-  config.data.mixture.clear();  // is given instead of data.train
+  config.data.mixture.clear();        // is given instead of data.train
+  config.memory.recompute = "light";  // kept layers keep more than it
   const std::string text = to_toml(config);
   RunConfig again = parse_run_config(text, "resolved");
   EXPECT_EQ(to_toml(again), text);
