@@ -304,7 +304,9 @@ void RunLog::print_memory() {
       line += fmt::format(" {} {},", name_of(region), format_bytes(static_cast<double>(bytes)));
     }
   }
-  line.back() = '.';
+  line.back() = ';';
+  line += fmt::format(" {} taken from the system.",
+                      format_bytes(static_cast<double>(memory_->peak_held_bytes())));
   console_.print(line);
 }
 

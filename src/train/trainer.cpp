@@ -33,8 +33,9 @@ void Trainer::resume() {
   const CheckpointInfo info = read_checkpoint_info(*newest);
   BIFOCAL_REQUIRE(
       info.model_hash == setup_.identity,
-      "[train] {} was written by a run with another model, teacher or data: set another "
-      "run.directory, or the configuration it holds",
+      "[train] {} was written by a run with another model, teacher, data or run.dtype (auto: "
+      "float32 on CPUs, bfloat16 on GPUs): set another run.directory, or the configuration it "
+      "holds",
       newest->string());
   std::size_t index = 0;
   while (index < stages_.size() && stages_[index].name != info.stage) {
