@@ -86,7 +86,7 @@ std::string model_label(const std::string& name) {
     }
   }
   std::filesystem::path path = std::filesystem::absolute(name).lexically_normal();
-  if (path.has_extension() || path.filename().empty()) {
+  if (path.filename().empty() || !std::filesystem::is_directory(path)) {  // "DIR/", a file
     path = path.parent_path();
   }
   std::string label = path.filename().string();

@@ -172,8 +172,8 @@ TEST(Bench, DecodesAfterPromptsOfSeveralLengths) {
       EXPECT_EQ(rows.at("prefill_" + suffix).at("unit"), "s");
     }
   }
-  EXPECT_TRUE(rows.contains("prefill_ratio_30"));
-  EXPECT_TRUE(rows.contains("prefill_ratio_1k"));
+  EXPECT_TRUE(rows.contains("prefill_ratio_tiny_30"));
+  EXPECT_TRUE(rows.contains("prefill_ratio_tiny_1k"));
 }
 
 TEST(Bench, RefusesWhatItCannotMeasure) {
