@@ -1,4 +1,6 @@
 // One token of each chosen sequence through the model: ops that find all they need on the device.
+#include <algorithm>
+
 #include "generate/generator.h"
 #include "ops/rope.h"
 #include "ops/transfer.h"

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "model/host_images.h"
 #include "ops/elementwise.h"
 
 namespace bifocal {
@@ -74,7 +73,7 @@ ConstTensorView Weights::whole(std::int64_t unit) const {
   return units_[static_cast<std::size_t>(unit)];
 }
 
-void Weights::for_each_piece(const Fill& function) const {
+void Weights::for_each_piece(const Visit& function) const {
   for (std::int64_t unit = 0; unit < static_cast<std::int64_t>(units_.size()); ++unit) {
     const TensorView own = master(unit);
     const std::int64_t begin = own.size() * group_->rank();
@@ -82,14 +81,6 @@ void Weights::for_each_piece(const Fill& function) const {
       function(*piece.parameter, piece.first, own.rows(piece.offset, piece.offset + piece.count));
     }
   }
-}
-
-void Weights::fill(const Fill& fill_piece) {
-  for_each_piece([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    fill_from_host(
-        context_, piece, [&](const TensorView& on_host) { fill_piece(parameter, first, on_host); });
-  });
-  round_masters();
 }
 
 void Weights::share() {

@@ -58,12 +58,8 @@ class Weights {
 
   // Calls function(parameter, first element, piece) for each piece of a parameter inside this
   // rank's masters. The pieces lie where the model does.
-  using Fill = std::function<void(const Parameter&, std::int64_t, const TensorView&)>;
-  void for_each_piece(const Fill& function) const;
-
-  // The same with pieces on the host, which the function may fill but not keep; then rounds the
-  // masters. Padding is zero. Afterwards share() makes the whole units current.
-  void fill(const Fill& fill_piece);
+  using Visit = std::function<void(const Parameter&, std::int64_t, const TensorView&)>;
+  void for_each_piece(const Visit& function) const;
 
   // The whole unit in the compute type, flat. Sharded: collective over the group, all ranks in the
   // same order; starts the gather of `next` (-1: none). Valid until release(unit).

@@ -11,6 +11,7 @@
 #include "distill/logit_stage.h"
 #include "parallel/backend.h"
 #include "support/device_values.h"
+#include "support/fill_weights.h"
 #include "support/tiny_model.h"
 #include "train/optimizer.h"
 
@@ -30,21 +31,24 @@ ModelConfig teacher_config() {
 }
 
 // Values that bfloat16 holds, so that every type starts from the same model.
-void fill(Weights& weights, std::uint64_t seed) {
-  weights.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    CpuStream cpu;
-    Memory memory;
-    const Tensor narrow = memory.empty(Region::weights, DType::bf16, piece.shape);
-    const bool is_norm = parameter.name.find("norm") != std::string::npos;
-    const double deviation = is_norm ? 0.1 : parameter.name.ends_with(".bias") ? 0.5 : 0.08;
-    for (std::int64_t i = 0; i < piece.size(); ++i) {
-      const double normal =
-          random_normal(seed, stream_of(parameter.name), static_cast<std::uint64_t>(first + i));
-      narrow.as<BFloat16>()[i] =
-          to_bfloat16(static_cast<float>((is_norm ? 1.0 : 0.0) + deviation * normal));
-    }
-    run(cpu, Cast{.y = piece, .x = narrow});
-  });
+void fill(Context context, Weights& weights, std::uint64_t seed) {
+  fill_weights(
+      context,
+      weights,
+      [&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+        CpuStream cpu;
+        Memory memory;
+        const Tensor narrow = memory.empty(Region::weights, DType::bf16, piece.shape);
+        const bool is_norm = parameter.name.find("norm") != std::string::npos;
+        const double deviation = is_norm ? 0.1 : parameter.name.ends_with(".bias") ? 0.5 : 0.08;
+        for (std::int64_t i = 0; i < piece.size(); ++i) {
+          const double normal =
+              random_normal(seed, stream_of(parameter.name), static_cast<std::uint64_t>(first + i));
+          narrow.as<BFloat16>()[i] =
+              to_bfloat16(static_cast<float>((is_norm ? 1.0 : 0.0) + deviation * normal));
+        }
+        run(cpu, Cast{.y = piece, .x = narrow});
+      });
   weights.share();
 }
 
@@ -80,8 +84,8 @@ class DeviceRun {
                  {Weights::Placement::replicated, settings.dtype, Region::weights, true}),
         optimizer_(context_, weights_, {.moments = settings.moments}, &backend.host_memory()),
         gradients_(context_, table_, mesh_.world()) {
-    fill(teacher_weights_, 1);
-    fill(weights_, 2);
+    fill(context_, teacher_weights_, 1);
+    fill(context_, weights_, 2);
   }
 
   Outcome train() {

@@ -8,6 +8,7 @@
 #include "model/head.h"
 #include "model/row_shard.h"
 #include "support/compare.h"
+#include "support/fill_weights.h"
 #include "support/temporary_directory.h"
 #include "support/tiny_model.h"
 
@@ -51,9 +52,11 @@ TEST(ExportLogits, AreThoseOfTheModelThatWasExported) {
       TinyModel again(context, read, *self, Weights::Placement::replicated, 2);
       const SafetensorsReader reader(output);
       check_model_tensors(reader, again.table());
-      again.weights().fill([&](const Parameter& p, std::int64_t begin, const TensorView& piece) {
-        reader.read(p.name, begin, piece);
-      });
+      fill_weights(context,
+                   again.weights(),
+                   [&](const Parameter& p, std::int64_t begin, const TensorView& piece) {
+                     reader.read(p.name, begin, piece);
+                   });
       EXPECT_SAME_BITS(logits_of(context, again, *self), logits_of(context, model, *self));
     }
   }

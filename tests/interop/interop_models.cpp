@@ -17,6 +17,7 @@
 #include "hf/safetensors.h"
 #include "model/head.h"
 #include "model/row_shard.h"
+#include "support/fill_weights.h"
 #include "support/tiny_model.h"
 
 namespace bifocal::test {
@@ -73,9 +74,11 @@ void write_logits(const fs::path& directory, const fs::path& documents, const fs
   check_model_tensors(reader, table);
   Weights weights(
       context, table, *self, {Weights::Placement::replicated, context.dtype, Region::weights});
-  weights.fill([&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-    reader.read(parameter.name, begin, piece);
-  });
+  fill_weights(context,
+               weights,
+               [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
+                 reader.read(parameter.name, begin, piece);
+               });
   weights.share();
   Decoder decoder(context, config, weights);
   const Head head(context, config, weights);

@@ -13,6 +13,7 @@
 #include "model/row_shard.h"
 #include "ops/linear.h"
 #include "support/compare.h"
+#include "support/fill_weights.h"
 #include "support/golden.h"
 
 namespace bifocal::test {
@@ -36,9 +37,11 @@ class GoldenCheckpoint {
         decoder_(context_, config_, weights_) {
     const SafetensorsReader reader(directory);
     check_model_tensors(reader, table_);
-    weights_.fill([&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-      reader.read(parameter.name, begin, piece);
-    });
+    fill_weights(context_,
+                 weights_,
+                 [&](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
+                   reader.read(parameter.name, begin, piece);
+                 });
   }
 
   // Both sequences side by side, as documents of one packed row.

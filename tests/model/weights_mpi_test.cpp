@@ -6,6 +6,7 @@
 #include "model/gradients.h"
 #include "model/weights.h"
 #include "support/compare.h"
+#include "support/fill_weights.h"
 #include "support/mpi_world.h"
 #include "support/tiny_model.h"
 
@@ -23,17 +24,19 @@ double mark(const Parameter& parameter, std::int64_t element) {
   return static_cast<double>((parameter.unit * 37 + parameter.offset + element) % 251 - 125);
 }
 
-void fill_marks(Weights& weights, double factor = 1.0) {
-  weights.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    for (std::int64_t i = 0; i < piece.size(); ++i) {
-      const auto value = static_cast<float>(factor * mark(parameter, first + i));
-      if (piece.dtype == DType::bf16) {
-        piece.as<BFloat16>()[i] = to_bfloat16(value);
-      } else {
-        piece.as<float>()[i] = value;
-      }
-    }
-  });
+void fill_marks(Context context, Weights& weights, double factor = 1.0) {
+  fill_weights(context,
+               weights,
+               [&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+                 for (std::int64_t i = 0; i < piece.size(); ++i) {
+                   const auto value = static_cast<float>(factor * mark(parameter, first + i));
+                   if (piece.dtype == DType::bf16) {
+                     piece.as<BFloat16>()[i] = to_bfloat16(value);
+                   } else {
+                     piece.as<float>()[i] = value;
+                   }
+                 }
+               });
 }
 
 void expect_marks(const ParameterTable& table,
@@ -62,13 +65,13 @@ TEST(WeightsRanks, WholeUnitsHoldWhatThePartsWereFilledWith) {
         Weights::Options{Weights::Placement::sharded, DType::f32},
         Weights::Options{Weights::Placement::sharded, DType::bf16}}) {
     Weights weights(device.context(), table, test_world(), options);
-    fill_marks(weights);
+    fill_marks(device.context(), weights);
     weights.share();
     for (std::int64_t unit = 0; unit < units; ++unit) {
       expect_marks(table, unit, weights.acquire(unit, unit + 1 < units ? unit + 1 : -1));
       weights.release(unit);
     }
-    fill_marks(weights, 0.5);  // nothing stale once parts have changed
+    fill_marks(device.context(), weights, 0.5);  // nothing stale once parts have changed
     weights.share();
     for (std::int64_t unit = units - 1; unit >= 0; --unit) {
       expect_marks(table, unit, weights.acquire(unit), 0.5);
@@ -84,7 +87,7 @@ TEST(WeightsRanks, AUnitStaysUntilItsLastUserReleasesIt) {
                   table,
                   test_world(),
                   {Weights::Placement::sharded, DType::bf16, Region::teacher_weights});
-  fill_marks(weights);
+  fill_marks(device.context(), weights);
   const ConstTensorView first = weights.acquire(1);
   const ConstTensorView second = weights.acquire(1, 2);
   EXPECT_EQ(first.data, second.data);

@@ -16,6 +16,7 @@
 #include "model/head.h"
 #include "model/row_shard.h"
 #include "support/compare.h"
+#include "support/fill_weights.h"
 #include "support/tiny_model.h"
 
 namespace bifocal::test {
@@ -67,9 +68,11 @@ class ShippedModel {
         decoder_(device_.context(), config_, weights_) {
     const SafetensorsReader reader(data() / name);
     check_model_tensors(reader, table_);
-    weights_.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-      reader.read(parameter.name, first, piece);
-    });
+    fill_weights(device_.context(),
+                 weights_,
+                 [&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+                   reader.read(parameter.name, first, piece);
+                 });
     weights_.share();
   }
 

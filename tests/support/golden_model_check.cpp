@@ -6,6 +6,7 @@
 #include "ops/elementwise.h"
 #include "support/compare.h"
 #include "support/device_values.h"
+#include "support/fill_weights.h"
 #include "support/golden.h"
 #include "support/golden_checks.h"
 #include "train/optimizer.h"
@@ -95,7 +96,9 @@ class ModelCheck {
 
  private:
   void load(Weights& weights, const std::string& group) {
-    weights.fill(
+    fill_weights(
+        context_,
+        weights,
         [&](const Parameter& parameter, std::int64_t first, const TensorView& destination) {
           CpuStream cpu;
           const Tensor whole = file_.tensor(host_, run_.dtype, group + "/" + parameter.name);

@@ -7,6 +7,7 @@
 #include "core/random.h"
 #include "ops/elementwise.h"
 #include "support/device_values.h"
+#include "support/fill_weights.h"
 
 namespace bifocal::test {
 
@@ -99,37 +100,43 @@ TinyModel::TinyModel(Context context,
                      Communicator& group,
                      Weights::Placement placement,
                      std::uint64_t seed)
-    : config_(config),
+    : context_(context),
+      config_(config),
       table_(config),
       weights_(context, table_, group, {placement, context.dtype, Region::weights}),
       decoder_(context, config_, weights_) {
-  weights_.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    std::vector<double> values(static_cast<std::size_t>(piece.size()));
-    for (std::int64_t i = 0; i < piece.size(); ++i) {
-      const double normal =
-          random_normal(seed, stream_of(parameter.name), static_cast<std::uint64_t>(first + i));
-      values[static_cast<std::size_t>(i)] = start_of(parameter, normal, first + i);
-    }
-    CpuStream cpu;
-    run(cpu, Cast{.y = piece, .x = {values.data(), DType::f64, piece.shape}});
-  });
+  fill_weights(context_,
+               weights_,
+               [&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+                 std::vector<double> values(static_cast<std::size_t>(piece.size()));
+                 for (std::int64_t i = 0; i < piece.size(); ++i) {
+                   const double normal = random_normal(
+                       seed, stream_of(parameter.name), static_cast<std::uint64_t>(first + i));
+                   values[static_cast<std::size_t>(i)] = start_of(parameter, normal, first + i);
+                 }
+                 CpuStream cpu;
+                 run(cpu, Cast{.y = piece, .x = {values.data(), DType::f64, piece.shape}});
+               });
   weights_.share();
 }
 
 void TinyModel::change(const std::string& name,
                        const std::function<double(double, std::int64_t)>& value) {
   BIFOCAL_ASSERT(table_.contains(name));
-  weights_.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-    if (parameter.name != name) {
-      return;
-    }
-    dispatch_real("tiny_model", piece.dtype, [&]<class T>(T) {
-      T* elements = piece.as<T>();
-      for (std::int64_t i = 0; i < piece.size(); ++i) {
-        elements[i] = static_cast<T>(value(static_cast<double>(elements[i]), first + i));
-      }
-    });
-  });
+  fill_weights(context_,
+               weights_,
+               [&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+                 if (parameter.name != name) {
+                   return;
+                 }
+                 dispatch_real("tiny_model", piece.dtype, [&]<class T>(T) {
+                   T* elements = piece.as<T>();
+                   for (std::int64_t i = 0; i < piece.size(); ++i) {
+                     elements[i] =
+                         static_cast<T>(value(static_cast<double>(elements[i]), first + i));
+                   }
+                 });
+               });
   weights_.share();
 }
 

@@ -73,6 +73,7 @@ class TinyModel {
   void change(const std::string& name, const std::function<double(double, std::int64_t)>& value);
 
  private:
+  Context context_;
   ModelConfig config_;
   ParameterTable table_;
   Weights weights_;

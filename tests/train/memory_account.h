@@ -10,6 +10,7 @@
 #include "distill/align_stage.h"
 #include "distill/logit_stage.h"
 #include "plan/memory_forecast.h"
+#include "support/fill_weights.h"
 #include "train/optimizer.h"
 
 namespace bifocal::test {
@@ -103,12 +104,14 @@ class AccountRun {
   }
 
   void fill(Weights& weights) const {
-    weights.fill([](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
-      const std::uint64_t stream = stream_of(parameter.name);
-      fill_piece(piece, [&](std::int64_t i) {
-        return 0.1 * random_normal(1, stream, static_cast<std::uint64_t>(begin + i));
-      });
-    });
+    fill_weights(context_,
+                 weights,
+                 [](const Parameter& parameter, std::int64_t begin, const TensorView& piece) {
+                   const std::uint64_t stream = stream_of(parameter.name);
+                   fill_piece(piece, [&](std::int64_t i) {
+                     return 0.1 * random_normal(1, stream, static_cast<std::uint64_t>(begin + i));
+                   });
+                 });
     weights.share();
   }
 

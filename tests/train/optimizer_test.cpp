@@ -10,6 +10,7 @@
 
 #include "core/random.h"
 #include "support/compare.h"
+#include "support/fill_weights.h"
 #include "support/tiny_model.h"
 
 namespace bifocal::test {
@@ -233,12 +234,14 @@ class StoredStudent {
                  {Weights::Placement::sharded, storage, Region::weights, true}),
         gradients_(device_.context(), table_, *self_),
         optimizer_(device_.context(), weights_, {.moments = moments}) {
-    weights_.fill([](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-      for (std::int64_t i = 0; i < piece.size(); ++i) {
-        piece.as<float>()[i] = static_cast<float>(
-            random_normal(3, stream_of(parameter.name), static_cast<std::uint64_t>(first + i)));
-      }
-    });
+    fill_weights(device_.context(),
+                 weights_,
+                 [](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+                   for (std::int64_t i = 0; i < piece.size(); ++i) {
+                     piece.as<float>()[i] = static_cast<float>(random_normal(
+                         3, stream_of(parameter.name), static_cast<std::uint64_t>(first + i)));
+                   }
+                 });
   }
 
   void train(std::int64_t steps) {
