@@ -39,7 +39,11 @@ phase "build" cmake --build --preset cpu
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
   PATH=$PATH:/usr/local/cuda/bin
   phase "configure cuda" cmake --preset cuda
-  phase "build cuda" cmake --build --preset cuda --target bifocal_cli cuda_tests
+  if ! grep -q '^NCCL_INCLUDE_DIR:PATH=/' build/cuda/CMakeCache.txt; then
+    echo "[test] note: no nccl.h on this machine: what uses several GPUs, and its tests nccl_tests" \
+      "and nccl_fault, are not compiled; set NCCL_INCLUDE_DIR to its folder (docs/building.md)"
+  fi
+  phase "build cuda" cmake --build --preset cuda --target cuda_programs
 elif [[ "${BIFOCAL_REQUIRE_CUDA:-0}" == 1 ]]; then
   echo "[test] nvcc was not found, and BIFOCAL_REQUIRE_CUDA=1 wants it: put it on PATH" >&2
   exit 1
