@@ -24,9 +24,9 @@ CudaStream::CudaStream(const Options& options) : device_(options.device) {
   BIFOCAL_CUDA(cudaSetDevice(device));
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
   const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
-  BIFOCAL_REQUIRE(major >= 8,
-                  "[cuda] wanted a GPU of compute capability 8.0 or later, device {} has {}.{}: "
-                  "use another one",
+  BIFOCAL_REQUIRE(major == 8 || (major == 9 && minor == 0),
+                  "[cuda] wanted a GPU of compute capability 8.x or 9.0, device {} has {}.{}: the "
+                  "kernels are not built for it, use another one",
                   device,
                   major,
                   minor);

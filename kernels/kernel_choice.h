@@ -5,7 +5,7 @@ namespace bifocal {
 
 enum class KernelChoice {
   automatic,  // the fastest that fits the device and the tensors
-  portable,   // those for every device of compute capability 8.0 or later
+  portable,   // those for every device: compute capability 8.x and 9.0
 };
 
 // Of the whole process, from the next op on; automatic at the start.

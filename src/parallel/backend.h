@@ -25,7 +25,7 @@ class Backend {
   virtual Stream& stream() = 0;
   virtual Memory& memory() = 0;
 
-  // Bytes that tensors to come may take; 0: not known.
+  // Bytes that tensors to come may take. On a CPU without a limit 0: not known.
   virtual std::size_t free_bytes() const = 0;
 
   // Memory on the host that the stream's ops can read and write in place: on a GPU pinned, and as
@@ -44,12 +44,13 @@ std::unique_ptr<Backend> make_cpu_backend(std::size_t limit_bytes);
 // Which kernels a GPU runs.
 enum class Kernels : std::uint8_t {
   automatic,  // those made for the device where there are any
-  portable    // those for every device of compute capability 8.0 or later
+  portable    // those for every device: compute capability 8.x and 9.0
 };
 
 // The GPU whose index is this rank's among the ranks of its host. limit_bytes: most device memory
 // for tensors and scratch, as if the card had no more; 0: what is there. Throws Error in builds
-// without CUDA, where the host has no such GPU, and for GPUs below compute capability 8.0.
+// without CUDA, where the host has no such GPU, and for GPUs of a compute capability other than 8.x
+// and 9.0.
 std::unique_ptr<Backend> make_cuda_backend(int local_rank,
                                            std::size_t limit_bytes,
                                            Kernels kernels = Kernels::automatic);
