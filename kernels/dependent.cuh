@@ -5,6 +5,7 @@
 
 #include "kernels/cuda_check.h"
 #include "kernels/cuda_stream.h"
+#include "kernels/launch.cuh"
 
 namespace bifocal {
 
@@ -32,8 +33,7 @@ struct DeviceTraits {
 
 inline DeviceTraits device_traits(const CudaStream& stream) {
   DeviceTraits traits;
-  BIFOCAL_CUDA(cudaDeviceGetAttribute(
-      &traits.multiprocessors, cudaDevAttrMultiProcessorCount, stream.device()));
+  traits.multiprocessors = num_multiprocessors();
   BIFOCAL_CUDA(
       cudaDeviceGetAttribute(&traits.major, cudaDevAttrComputeCapabilityMajor, stream.device()));
   return traits;
@@ -49,8 +49,7 @@ void launch_dependent(CudaStream& stream,
                       const Arguments&... arguments) {
   constexpr int kFreeBytes = 48 * 1024;  // what a block gets without asking
   if (shared_bytes > kFreeBytes) {
-    BIFOCAL_CUDA(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes));
+    allow_shared(kernel, shared_bytes);
   }
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
@@ -61,7 +60,7 @@ void launch_dependent(CudaStream& stream,
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
-  config.numAttrs = device_traits(stream).major >= 9 ? 1 : 0;
+  config.numAttrs = device_traits(stream).major == 9 ? 1 : 0;
   BIFOCAL_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
