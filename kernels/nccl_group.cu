@@ -107,7 +107,7 @@ void NcclContext::join(const NcclOperation& operation) {
 }
 
 NcclGroup::NcclGroup(std::shared_ptr<NcclContext> context, Communicator& host)
-    : context_(std::move(context)) {
+    : context_(std::move(context)), ranks_(host.size()) {
   ncclUniqueId id{};
   require_all(host, error_of([&] {
                 const NcclLibrary& library = nccl();
@@ -144,11 +144,20 @@ NcclGroup::~NcclGroup() {
     nccl().comm_abort(comm_);
     return;
   }
+  // The watchdog ends the process where a rank has died that this waits for.
+  std::shared_ptr<NcclOperation> operation;
+  try {
+    operation = context_->begin("end of a communicator", 0, ranks_);
+  } catch (const Error&) {  // a device that has failed: the end goes on unwatched
+  }
   const ncclResult_t result = nccl().comm_finalize(comm_);
   if (result == ncclSuccess || (result == ncclInProgress && poll() == ncclSuccess)) {
     nccl().comm_destroy(comm_);
   } else {
     nccl().comm_abort(comm_);
+  }
+  if (operation) {
+    operation->state = NcclOperation::State::abandoned;
   }
 }
 

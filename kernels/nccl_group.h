@@ -77,6 +77,7 @@ class NcclGroup final : public NcclErrorSource {
   ncclResult_t poll();
 
   std::shared_ptr<NcclContext> context_;
+  int ranks_;
   std::mutex mutex_;  // NCCL allows one thread at a time, also to ask for errors
   ncclComm_t comm_ = nullptr;
   bool failed_ = false;
