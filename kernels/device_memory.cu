@@ -155,7 +155,15 @@ class DevicePages final : public PageSource {
     budget_.held -= page_bytes_;
   }
 
-  void settle() override { BIFOCAL_CUDA(cudaStreamSynchronize(stream_)); }
+  void settle() override {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    BIFOCAL_CUDA(cudaStreamIsCapturing(stream_, &capture));
+    BIFOCAL_REQUIRE(capture == cudaStreamCaptureStatusNone,
+                    "[memory] wanted to move free device memory, which waits for the stream, but "
+                    "the stream is being recorded: run the same work once before recording it, or "
+                    "leave more memory free");
+    BIFOCAL_CUDA(cudaStreamSynchronize(stream_));
+  }
 
   std::byte* base() const { return reinterpret_cast<std::byte*>(base_); }
 

@@ -21,7 +21,10 @@ class CudaRecording : public Recording {
     } catch (...) {
       stream.keep_scratch(nullptr);
       cudaStreamEndCapture(stream.handle(), &graph);
-      cudaGraphDestroy(graph);
+      if (graph != nullptr) {
+        cudaGraphDestroy(graph);
+      }
+      cudaGetLastError();  // of the capture: later checks must not see it
       throw;
     }
     stream.keep_scratch(nullptr);

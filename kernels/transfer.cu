@@ -60,8 +60,8 @@ void run(CudaStream& stream, const Download& op) {
 
 void run(CudaStream& stream, const Copy& op) {
   if (op.y.size() > 0) {
-    BIFOCAL_CUDA(cudaMemcpyAsync(
-        op.y.data, op.x.data, op.y.bytes(), cudaMemcpyDeviceToDevice, stream.handle()));
+    BIFOCAL_CUDA(
+        cudaMemcpyAsync(op.y.data, op.x.data, op.y.bytes(), cudaMemcpyDefault, stream.handle()));
   }
 }
 
@@ -79,7 +79,7 @@ void run(CudaStream& stream, const CopyHeads& op) {
       static_cast<std::size_t>(op.x.shape[1]) * head_bytes,
       bytes,
       tokens,
-      cudaMemcpyDeviceToDevice,
+      cudaMemcpyDefault,
       stream.handle()));
 }
 
