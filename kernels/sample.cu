@@ -82,6 +82,7 @@ struct Row {
   const SampleArrays<T>& a;
   std::int64_t row;
   const T* logits;
+  std::int32_t best_id;  // the lowest id of the largest logit
   double largest;
 
   // All threads of the block must call.
@@ -94,12 +95,14 @@ struct Row {
     for (int distance = kWarp / 2; distance > 0; distance /= 2) {
       best = max(best, __shfl_xor_sync(kAllLanes, best, distance));
     }
+    best_id = static_cast<std::int32_t>(~static_cast<std::uint32_t>(best));
     largest = static_cast<double>(logit_of(static_cast<unsigned>(best >> 32)));
   }
 
+  // 0 where there is no probability: NaN, or anything beside NaN or an infinity as the largest.
   __device__ Mass mass(float logit) const {
     const double e = exp((static_cast<double>(logit) - largest) / a.temperature);
-    return static_cast<Mass>(rint(e * a.scale));
+    return e >= 0.0 ? static_cast<Mass>(rint(e * a.scale)) : 0;
   }
 };
 
@@ -130,6 +133,9 @@ __device__ Number block_scan(Number x, Number& total) {
 template <class T>
 __device__ Search after(const SampleArrays<T>& a, std::int64_t row, int stage) {
   __shared__ Search result;
+  if (threadIdx.x == 0) {
+    result = {0, 0};  // stays in a row without probabilities
+  }
   const Mass* bins = a.bins + (row * kStages + stage) * kBins;
   const int highest = kBins - 1 - static_cast<int>(threadIdx.x) * kBinsOfThread;
   Mass own = 0;
@@ -262,7 +268,8 @@ __global__ void __launch_bounds__(kBlockThreads) parts_kernel(SampleArrays<T> a)
   if (a.top_p < 1.0) {
     const Search search = after(a, row.row, kStages - 1);
     const Mass each = row.mass(logit_of(search.key));
-    kept = {search.key, static_cast<unsigned>((search.need + each - 1) / each)};
+    kept = {search.key,
+            each > 0 ? static_cast<unsigned>((search.need + each - 1) / each) : kAllEqual};
   } else if (a.top_k > 0) {
     kept.key = after(a, row.row, kDigits - 1).key;
   }
@@ -334,6 +341,7 @@ __global__ void __launch_bounds__(kDrawThreads) draw_kernel(SampleArrays<T> a) {
   const Kept kept = a.kept[row.row];
   if (threadIdx.x == 0) {
     place = place_of(row, kept);
+    a.ids[row.row] = row.best_id;  // stays in a row without probabilities
   }
   __syncthreads();
   const std::int64_t begin = place.part * a.span;

@@ -128,6 +128,41 @@ TEST(CudaSample, DrawsTheIdsOfTheCpuOpFromAWholeVocabulary) {
   expect_same_ids(stream, DType::f32, 4, 151936);
 }
 
+TEST(CudaSample, RowOfNaNGivesTheFirstIdAndLeavesItsNeighboursAlone) {
+  CudaStream stream;
+  constexpr std::int64_t kRows = 3;
+  constexpr std::int64_t kSize = 1000;
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> logits(kSize, nan);
+  logits.resize(kRows * kSize, 0.0);
+  logits[kSize + 7] = 90.0;      // rules its row
+  logits[2 * kSize + 9] = 90.0;  // would, but for the NaN
+  logits[2 * kSize + 5] = nan;
+  DeviceTensor device_logits(DType::f32, {kRows, kSize}, 0);
+  device_logits.upload({logits.data(), DType::f64, {kRows, kSize}});
+  const Counters counters(kRows, 0);
+  const DeviceTensor streams = numbers_on_device(counters.streams);
+  const DeviceTensor indices = numbers_on_device(counters.indices);
+  for (const Filter& filter : kFilters) {
+    if (filter.temperature > 1.0) {
+      continue;  // 90 does not rule
+    }
+    const DeviceTensor ids(DType::i32, {kRows}, 0);
+    run(stream,
+        Sample{.ids = ids.view(),
+               .logits = device_logits.view(),
+               .temperature = filter.temperature,
+               .top_k = filter.top_k,
+               .top_p = filter.top_p,
+               .seed = 5,
+               .streams = streams.view(),
+               .indices = indices.view()});
+    EXPECT_EQ(ids.download(stream), (std::vector<double>{0, 7, 5}))
+        << "temperature " << filter.temperature << ", top_k " << filter.top_k << ", top_p "
+        << filter.top_p;
+  }
+}
+
 // Shows what equality with the CPU op cannot: that both are right.
 TEST(CudaSample, FrequenciesFollowTheSoftmax) {
   CudaStream stream;
