@@ -10,14 +10,6 @@ MlstmRoundedStates take_states(DeviceScratch& scratch, const MlstmShape& shape) 
   return {scratch.take<BFloat16>(features * shape.dim), scratch.take<float>(features)};
 }
 
-CUtensorMap map_of(const MlstmShape& shape, const BFloat16* x, int heads) {
-  return make_tensor_map(
-      x,
-      {{shape.dim, 1, hopper::kSwizzleColumns},
-       {heads, shape.dim, 1},
-       {shape.tokens, static_cast<std::int64_t>(heads) * shape.dim, kMlstmChunk}});
-}
-
 }  // namespace
 
 bool has_hopper_mlstm_backward(const MlstmArrays<BFloat16>& a) {
@@ -30,10 +22,10 @@ HopperMlstm plan_hopper_mlstm(DeviceScratch& scratch, const MlstmArrays<BFloat16
   const std::int64_t read_chunks = static_cast<std::int64_t>(shape.heads) * shape.chunks;
   const std::int64_t state_chunks = static_cast<std::int64_t>(shape.states) * shape.chunks;
   return {.a = a,
-          .q = map_of(shape, a.q, shape.heads),
-          .k = map_of(shape, a.k, shape.states),
-          .v = map_of(shape, a.v, shape.v_heads),
-          .d_h = map_of(shape, a.d_h, shape.heads),
+          .q = mlstm_map(shape, a.q, shape.heads),
+          .k = mlstm_map(shape, a.k, shape.states),
+          .v = mlstm_map(shape, a.v, shape.v_heads),
+          .d_h = mlstm_map(shape, a.d_h, shape.heads),
           .entering = take_states(scratch, shape),
           .leaving = take_states(scratch, shape),
           .reads = scratch.take<MlstmReadScalars>(read_chunks),

@@ -8,8 +8,8 @@
 // N and delta = -d_h . h / N come from the same products as the gradients, so h is not read.
 #pragma once
 
+#include "kernels/mlstm_hopper.cuh"
 #include "kernels/mlstm_mma.cuh"
-#include "kernels/wgmma.cuh"
 
 namespace bifocal {
 

@@ -56,7 +56,6 @@ class QueryGradient {
   }
 
  private:
-  static constexpr float kTiny = 1e-30F;
   static constexpr int kTermStride = kMlstmChunk + 1;
   static constexpr int kTileBytes = QueryMemory<D>::kTile * static_cast<int>(sizeof(BFloat16));
 
@@ -196,7 +195,7 @@ class QueryGradient {
       const float carry = memory_.scalars.carry[chunk_row() + half * 8];
       of_c[half] = carry * quad_sum(of_c[half]);
       of_n[half] = carry * quad_sum(of_n[half]);
-      inverse[half] = 1.0F / (quad_sum(normaliser[half]) + of_n[half] + kTiny);
+      inverse[half] = 1.0F / (quad_sum(normaliser[half]) + of_n[half] + kMlstmFloatTiny);
       const float whole = quad_sum(product[half]) + of_c[half];
       delta[half] = -inverse[half] * (inverse[half] * whole);
     }

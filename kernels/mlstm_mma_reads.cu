@@ -4,7 +4,6 @@
 namespace bifocal {
 namespace {
 
-constexpr float kTiny = 1e-30F;
 constexpr int kReadThreads = kMlstmStrips * 32;  // of one query head
 constexpr int kReadGroups = 2;                   // query heads at a time
 
@@ -102,8 +101,9 @@ __device__ void read_chunk(float (&sums)[kMlstmColumns<D> / 8][4],
     }
     add_weighted_rows(sums, weights, values, from, 0);
   }
-  scale_sums(
-      sums, 1.0F / (quad_sum(normaliser.x) + kTiny), 1.0F / (quad_sum(normaliser.y) + kTiny));
+  scale_sums(sums,
+             1.0F / (quad_sum(normaliser.x) + kMlstmFloatTiny),
+             1.0F / (quad_sum(normaliser.y) + kMlstmFloatTiny));
 }
 
 // A block for each 128 value columns of a chunk of one state, four warps for each query head.
@@ -191,7 +191,7 @@ __device__ float2 normalisers(const ReadsShared<D>& s,
     sum.x += (p[0][0] + p[0][1]) + (p[1][0] + p[1][1]);
     sum.y += (p[0][2] + p[0][3]) + (p[1][2] + p[1][3]);
   }
-  return make_float2(quad_sum(sum.x) + kTiny, quad_sum(sum.y) + kTiny);
+  return make_float2(quad_sum(sum.x) + kMlstmFloatTiny, quad_sum(sum.y) + kMlstmFloatTiny);
 }
 
 // inverse and delta of a warp's reads: d_h . h row by row, eight numbers a lane.

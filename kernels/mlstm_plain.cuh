@@ -9,8 +9,6 @@ namespace bifocal {
 
 static_assert(kMlstmChunk == kTile);
 
-inline constexpr float kMlstmPlainTiny = 1e-30F;
-
 // One chunk of one state, or of one query head of it.
 template <class T>
 struct MlstmPlace {
@@ -162,7 +160,7 @@ __device__ void weigh_keys(const MlstmPlace<T>& p, int head, MlstmWeights& out) 
   }
   sum = quad_sum(sum);
   if (thread % 4 == 0) {
-    out.normaliser[t] = sum + kMlstmPlainTiny;
+    out.normaliser[t] = sum + kMlstmFloatTiny;
   }
   __syncthreads();
 }

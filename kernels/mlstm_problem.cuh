@@ -16,6 +16,7 @@
 namespace bifocal {
 
 inline constexpr int kMlstmChunk = 64;
+inline constexpr float kMlstmFloatTiny = static_cast<float>(kMlstmTiny);  // joins a normaliser
 
 struct MlstmShape {
   int tokens, chunks, heads, states, v_heads, dim;

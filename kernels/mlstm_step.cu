@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "kernels/launch.cuh"
+#include "kernels/mlstm_problem.cuh"
 #include "kernels/warp.cuh"
 #include "ops/mlstm.h"
 
@@ -126,7 +127,7 @@ __global__ void __launch_bounds__(kStepThreads) step_kernel(StepArrays<T, G> a) 
       for (int feature = thread; feature < dim; feature += kStepThreads) {
         product += load_float(own[feature]) * n[feature];  // this thread's own writes
       }
-      const float factor = 1.0F / (block_sum(product, partial) + 1e-30F);
+      const float factor = 1.0F / (block_sum(product, partial) + kMlstmFloatTiny);
       if (group < groups) {
 #pragma unroll
         for (int i = 0; i < N; ++i) {

@@ -67,14 +67,6 @@ __device__ KeySpan pinned_span(const AttentionArgs<T>& a, int token) {
   return {a.pinned_begin[token], a.pinned_end[token]};
 }
 
-__device__ inline int lane_id() {
-  return static_cast<int>(threadIdx.x % 32);
-}
-
-__device__ inline int warp_id() {
-  return static_cast<int>(threadIdx.x / 32);
-}
-
 // The number of leading elements <= value of a non-decreasing array. The whole warp searches.
 __device__ inline int warp_upper_bound(const std::int32_t* values, int size, int value) {
   const int lane = lane_id();

@@ -41,14 +41,6 @@ struct BackwardRows {
   }
 };
 
-inline int multiprocessors() {
-  int device = 0;
-  int count = 0;
-  BIFOCAL_CUDA(cudaGetDevice(&device));
-  BIFOCAL_CUDA(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  return count;
-}
-
 // The tensors of query rows as boxes of one tile and 64 columns.
 inline CUtensorMap map_of_rows(const AttentionArgs<BFloat16>& a,
                                const BackwardRows& rows,

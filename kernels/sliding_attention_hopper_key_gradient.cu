@@ -419,7 +419,7 @@ void launch(CudaStream& stream,
                      .d_v = map_of_keys(a, g.d_v, a.keys, kGroupRows)};
   const std::int64_t count = ceil_div(a.keys, kBlockKeys) * a.kv_heads;
   launch_kernel(stream,
-                grid_of(std::min<std::int64_t>(multiprocessors(), count)),
+                grid_of(std::min<std::int64_t>(num_multiprocessors(), count)),
                 kBackwardThreads,
                 KeyMemory<D>::kBytes,
                 key_gradient_kernel<D>,

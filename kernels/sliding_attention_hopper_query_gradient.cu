@@ -397,7 +397,7 @@ void launch(CudaStream& stream,
     maps.pinned_k = map_of_keys(a, a.pinned_k, a.pinned, kKeys);
     maps.pinned_v = map_of_keys(a, a.pinned_v, a.pinned, kKeys);
   }
-  const int blocks = std::min(multiprocessors(), rows.pairs() * a.kv_heads);
+  const int blocks = std::min(num_multiprocessors(), rows.pairs() * a.kv_heads);
   launch_kernel(stream,
                 grid_of(blocks),
                 kBackwardThreads,

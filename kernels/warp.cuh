@@ -1,5 +1,5 @@
-// Sums and maxima over the lanes of a warp or of an aligned part of one, in a fixed order. Every
-// lane gets the result; all lanes of the warp must call.
+// A thread's place in its warp; sums and maxima over the lanes of a warp or of an aligned part of
+// one, in a fixed order. Every lane gets the result; all lanes of the warp must call.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +8,15 @@ namespace bifocal {
 
 inline constexpr int kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffU;
+
+// Of the calling thread, in a block of one dimension.
+__device__ inline int lane_id() {
+  return static_cast<int>(threadIdx.x % kWarp);
+}
+
+__device__ inline int warp_id() {
+  return static_cast<int>(threadIdx.x / kWarp);
+}
 
 // Lanes: a power of two up to 32.
 template <int Lanes = kWarp, class T>
