@@ -14,7 +14,7 @@ namespace {
 constexpr double kWidth = 440.0;
 constexpr double kHeight = 220.0;
 constexpr double kLeft = 46.0;
-constexpr double kRight = 10.0;
+constexpr double kRight = 16.0;
 constexpr double kTop = 10.0;
 constexpr double kBottom = 24.0;
 constexpr double kLogFrom = 20.0;      // ratio of values from which an axis is logarithmic

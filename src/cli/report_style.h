@@ -53,7 +53,7 @@ svg text { fill: var(--quiet); font: 11px system-ui, sans-serif; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .2rem .8rem .2rem 0; white-space: nowrap; }
 th { color: var(--quiet); font-weight: 400; font-size: .85rem; }
-th:first-child, td:first-child, .words td { text-align: left; }
+th:first-child, td:first-child, .words th, .words td { text-align: left; }
 pre { background: var(--panel); border-radius: 6px; padding: .7rem; overflow-x: auto;
   font-size: .85rem; line-height: 1.4; }
 )";

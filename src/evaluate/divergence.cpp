@@ -5,6 +5,7 @@
 #include <bit>
 #include <cmath>
 
+#include "core/error.h"
 #include "core/random.h"
 #include "model/head.h"
 #include "model/row_shard.h"
@@ -61,7 +62,9 @@ DivergenceSums Divergence::all() const {
 }
 
 Evaluator::Evaluator(Context context, Communicator& world, std::int64_t chunk)
-    : context_(context), world_(&world), self_(world.split(world.rank())), chunk_(chunk) {}
+    : context_(context), world_(&world), self_(world.split(world.rank())), chunk_(chunk) {
+  BIFOCAL_ASSERT(chunk > 0);
+}
 
 Row Evaluator::row_of(const EvaluationRows& rows, std::int64_t round, std::int64_t count) const {
   const std::int64_t index = round * world_->size() + world_->rank();

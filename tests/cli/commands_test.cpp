@@ -29,6 +29,8 @@ TEST(Commands, HelpListsTheCommandsAndExitsWithZero) {
                               "memory",
                               "inspect",
                               "bench",
+                              "status",
+                              "report",
                               "config"}) {
     EXPECT_TRUE(outcome.says(command)) << command << "\n" << outcome.text;
   }

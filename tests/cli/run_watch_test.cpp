@@ -115,7 +115,16 @@ class RunWatch : public ::testing::Test {
     }
     ::kill(child, signal);
     int status = 0;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
+    pid_t ended = ::waitpid(child, &status, WNOHANG);
+    while (ended == 0 && std::chrono::steady_clock::now() < end) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      ended = ::waitpid(child, &status, WNOHANG);
+    }
+    if (ended == 0) {  // it hangs
+      ::kill(child, SIGKILL);
+      ended = ::waitpid(child, &status, 0);
+    }
+    EXPECT_EQ(ended, child);
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   }
 

@@ -5,6 +5,7 @@
 
 #include "plan/cache_memory.h"
 #include "support/compare.h"
+#include "support/fill_weights.h"
 #include "support/speaker.h"
 
 namespace bifocal::test {
@@ -171,12 +172,14 @@ TEST(Generator, Bfloat16WeightsAreReadAsStored) {
                    *self,
                    {Weights::Placement::sharded, DType::bf16, Region::weights});
     const NamedValues values = whole_weights(speaker.model().weights());
-    narrow.fill([&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
-      for (std::int64_t i = 0; i < piece.size(); ++i) {
-        piece.as<BFloat16>()[i] = to_bfloat16(
-            static_cast<float>(values.at(parameter.name)[static_cast<std::size_t>(first + i)]));
-      }
-    });
+    fill_weights(speaker.context(),
+                 narrow,
+                 [&](const Parameter& parameter, std::int64_t first, const TensorView& piece) {
+                   for (std::int64_t i = 0; i < piece.size(); ++i) {
+                     piece.as<BFloat16>()[i] = to_bfloat16(static_cast<float>(
+                         values.at(parameter.name)[static_cast<std::size_t>(first + i)]));
+                   }
+                 });
     for (const Parameter& parameter : table.parameters()) {
       speaker.model().change(parameter.name, [](double old, std::int64_t) {
         return static_cast<double>(to_float(to_bfloat16(static_cast<float>(old))));
