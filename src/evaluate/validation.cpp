@@ -16,12 +16,14 @@ namespace {
 
 constexpr std::int64_t kPiece = 2048;  // tokens whose far heads exist at once
 
-// A tensor's elements on the host.
+// A tensor's elements on the host, which alone has double precision beside every type.
 std::vector<double> to_host(Context& context, const ConstTensorView& x) {
-  const Tensor wide = context.memory.empty(Region::loss, DType::f64, x.shape);
-  run(context.stream, Cast{.y = wide, .x = x});
+  CpuStream cpu;
+  Memory host;
+  const Tensor narrow = host.empty(Region::loss, x.dtype, x.shape);
+  run(context.stream, Download{.y = narrow, .x = x});
   std::vector<double> values(static_cast<std::size_t>(x.size()));
-  run(context.stream, Download{.y = {values.data(), DType::f64, x.shape}, .x = wide});
+  run(cpu, Cast{.y = {values.data(), DType::f64, x.shape}, .x = narrow});
   return values;
 }
 
