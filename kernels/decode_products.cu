@@ -3,7 +3,9 @@
 // kernel before has ended. Sums go over lanes and warps in an order that neither the number of rows
 // nor that of outputs changes.
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/decode_products.cuh"
 #include "kernels/dependent.cuh"
 #include "kernels/launch.cuh"
 #include "kernels/warp.cuh"
@@ -18,27 +20,6 @@ constexpr int kBlocksOfProcessor = 6;
 constexpr int kAhead = 8;  // 16-byte loads of a thread under way
 constexpr int kLongRow = 4096;
 constexpr int kStaticBytes = 1024;  // most shared memory beside the staged rows
-
-// One matrix among the outputs of a launch: outputs [begin, begin + out).
-template <class T, class W>
-struct ProductPart {
-  void* y;
-  const W* weight;
-  const T* bias;
-  const void* add;
-  int begin, out;
-  bool is_wide;  // y and add are float32
-};
-
-template <class T, class W>
-struct ProductArgs {
-  ProductPart<T, W> part[DecodeProducts::kMost];
-  const T *x, *norm;
-  const W *gate, *up;  // gated: instead of parts
-  T* gated;
-  int parts, rows, in, outputs, tasks;
-  float eps;
-};
 
 // What a task's weights and sums belong to: kOut outputs, or gate and up of one.
 template <class T, class W, int kOut, bool kGated>
@@ -332,6 +313,15 @@ void product_rows(
                   "[decode_products] wanted rows of at most {} KiB, got {} numbers",
                   most_shared_bytes() / 2048,
                   in);
+  if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, BFloat16>) {
+    if (packed && has_hopper_products(in)) {
+      for (std::int64_t first = 0; first < rows; first += kHopperProductRows) {
+        const std::int64_t count = std::min(kHopperProductRows, rows - first);
+        hopper_products(stream, of_rows(first, count), kGated);
+      }
+      return;
+    }
+  }
   for (std::int64_t first = 0; first < rows;) {
     const bool many = rows - first > 1 && fit > kTogether;
     const std::int64_t count = many ? std::min(kTogether, rows - first) : 1;

@@ -56,11 +56,14 @@ void launch_dependent(CudaStream& stream,
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.dynamicSmemBytes = static_cast<std::size_t>(shared_bytes);
   config.stream = stream.handle();
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  config.attrs = &attribute;
-  config.numAttrs = device_traits(stream).major == 9 ? 1 : 0;
+  // Kernels share a multiprocessor only if they cut its memory alike.
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributePreferredSharedMemoryCarveout;
+  attributes[0].val.sharedMemCarveout = cudaSharedmemCarveoutMaxShared;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  config.attrs = attributes;
+  config.numAttrs = device_traits(stream).major == 9 ? 2 : 1;
   BIFOCAL_CUDA(cudaLaunchKernelEx(&config, kernel, arguments...));
 }
 
