@@ -98,8 +98,8 @@ __device__ void norm_row(T* row, const T* norm, int in, float eps) {
   }
   squares = warp_sum(squares);
   __syncthreads();  // the row before has read its sums
-  if (threadIdx.x % kWarp == 0) {
-    partial[threadIdx.x / kWarp] = squares;
+  if (lane_id() == 0) {
+    partial[warp_id()] = squares;
   }
   __syncthreads();
   squares = 0.0F;
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kThreads, kRows == 1 ? kBlocksOfProcessor : 4)
   constexpr int kWide = kPacked ? Packed<W>::kSize : 1;
   constexpr int kUnroll = kAhead / kOut;
   using Piece = std::conditional_t<kPacked, Packed<W>, Vector<W, 1>>;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = warp_id();
+  const int lane = lane_id();
   const int first_piece = kSplit ? static_cast<int>(threadIdx.x) : lane;
   constexpr int kStep = kSplit ? kThreads : kWarp;
   const int pieces = a.in / kWide;
@@ -314,10 +314,10 @@ void product_rows(
                   most_shared_bytes() / 2048,
                   in);
   if constexpr (std::is_same_v<T, BFloat16> && std::is_same_v<W, BFloat16>) {
-    if (packed && has_hopper_products(in)) {
-      for (std::int64_t first = 0; first < rows; first += kHopperProductRows) {
-        const std::int64_t count = std::min(kHopperProductRows, rows - first);
-        hopper_products(stream, of_rows(first, count), kGated);
+    const std::int64_t together = packed ? hopper_product_rows(in) : 0;
+    if (together > 0) {
+      for (std::int64_t first = 0; first < rows; first += together) {
+        hopper_products(stream, of_rows(first, std::min(together, rows - first)), kGated);
       }
       return;
     }

@@ -30,14 +30,11 @@ struct ProductArgs {
   float eps;
 };
 
-// Rows of x that go together on Hopper.
-inline constexpr std::int64_t kHopperProductRows = 2;
+// Rows of x of this many numbers, a multiple of 16 bytes, that go together on the current device if
+// it is a Hopper that takes them; else 0.
+std::int64_t hopper_product_rows(std::int64_t in);
 
-// The current device is a Hopper and takes rows of this many numbers, which are multiples of 16
-// bytes.
-bool has_hopper_products(std::int64_t in);
-
-// At most kHopperProductRows rows; x, norm and weights lie on multiples of 16 bytes.
+// At most that many rows; x, norm and weights lie on multiples of 16 bytes.
 void hopper_products(CudaStream& stream,
                      const ProductArgs<BFloat16, BFloat16>& args,
                      bool is_gated);

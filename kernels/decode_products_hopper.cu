@@ -27,16 +27,18 @@ constexpr int kServiceWarps = 2;
 constexpr int kMostThreads = (kMostWarps + kServiceWarps) * kWarp;
 constexpr int kMostStages = 6;
 constexpr int kRingBytes = 108 * 1024;
-constexpr int kCacheBytes = 64 * 1024;  // of each block, into the L2 cache ahead of the ring
 
 // Rows of weights in a stage of the ring, and the outputs that they make.
 template <int kPieces, bool kGated>
 struct Stage {
   static constexpr int kRows = kPieces <= 2 ? 4 : (kGated ? 2 : 1);
   static constexpr int kOutputs = kGated ? kRows / 2 : kRows;
+  static_assert(kOutputs >= 1);
 };
 
 #if BIFOCAL_HOPPER_CODE
+
+constexpr int kCacheBytes = 64 * 1024;  // of each block, into the L2 cache ahead of the ring
 
 template <int kSums, int kInputs>
 struct Shared {
@@ -83,7 +85,7 @@ template <int kPieces, bool kGated, class S>
 __device__ void copy_rows(
     const Args& a, const Span& span, S& shared, BFloat16* ring, int stages, int turns) {
   using Of = Stage<kPieces, kGated>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = lane_id();
   const int bytes = a.in * static_cast<int>(sizeof(BFloat16));
   const auto row_of = [&](int turn) {
     return lane < Of::kRows ? weight_row<kGated>(a, span, span.begin + turn * Of::kOutputs, lane)
@@ -166,7 +168,7 @@ template <int kPieces, int kInputs, bool kGated, class S>
 __device__ void store_outputs(
     const Args& a, const Span& span, S& shared, int stages, int turns, int warps) {
   using Of = Stage<kPieces, kGated>;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = lane_id();
   const int index = lane / kInputs;
   const int row = lane % kInputs;
   const bool is_mine = index < Of::kOutputs && row < a.rows;
@@ -226,9 +228,26 @@ struct Inputs {
   bool there[kPieces];
   Packed<BFloat16> x[kInputs][kPieces];
 
+  // The compiler keeps no floats of the rows across it, which take twice the registers.
+  __device__ void keep_packed() {
+#pragma unroll
+    for (int row = 0; row < kInputs; ++row) {
+      keep_packed(row);
+    }
+  }
+
+  __device__ void keep_packed(int row) {
+    if constexpr (kInputs > 2) {
+#pragma unroll
+      for (int word = 0; word < 4 * kPieces; ++word) {
+        asm volatile("" : "+r"(x[row][word / 4].word[word % 4])::"memory");
+      }
+    }
+  }
+
   __device__ Inputs(const Args& a, int warps) {
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int warp = warp_id();
+    const int lane = lane_id();
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
       at[p] = (p * warps + warp) * kPieceNumbers + lane * kVectorSize<BFloat16>;
@@ -259,7 +278,7 @@ struct Inputs {
     if (a.norm == nullptr) {
       return;
     }
-    const int warp = static_cast<int>(threadIdx.x) / kWarp;
+    const int warp = warp_id();
 #pragma unroll
     for (int row = 0; row < kInputs; ++row) {
       float squares = 0.0F;
@@ -270,8 +289,9 @@ struct Inputs {
           squares = fmaf(x[row][p][i], x[row][p][i], squares);
         }
       }
+      keep_packed(row);
       squares = warp_sum(squares);
-      if (threadIdx.x % kWarp == 0) {
+      if (lane_id() == 0) {
         shared.squares[row][warp] = squares;
       }
     }
@@ -292,6 +312,7 @@ struct Inputs {
         }
         x[row][p] = Packed<BFloat16>::of(normed);
       }
+      keep_packed(row);
     }
   }
 };
@@ -299,7 +320,7 @@ struct Inputs {
 // kCount numbers of each lane summed over lanes: number k is then in lanes from k * 32 / kCount on.
 template <int kCount>
 __device__ float sums_over_lanes(float (&x)[kCount]) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int lane = lane_id();
   int half = kCount / 2;
 #pragma unroll
   for (int distance = kWarp / 2; distance > 0; distance /= 2) {
@@ -327,25 +348,30 @@ __device__ void multiply_rows(
   using Of = Stage<kPieces, kGated>;
   constexpr int kSums = Of::kRows * kInputs;
   constexpr int kLanes = kWarp / kSums;  // that hold the same sum
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = warp_id();
+  const int lane = lane_id();
   Inputs<kPieces, kInputs> inputs(a, warps);
   inputs.load(a, shared, warps);
   int stage = 0;
   int parity = 0;
   for (int turn = 0; turn < turns; ++turn) {
     shared.full[stage].wait(parity);
+    inputs.keep_packed();
     float sums[kSums] = {};
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
+      Packed<BFloat16> weights[Of::kRows];
 #pragma unroll
       for (int r = 0; r < Of::kRows; ++r) {
-        const Packed<BFloat16> weights = inputs.piece(ring + (stage * Of::kRows + r) * a.in, p);
+        weights[r] = inputs.piece(ring + (stage * Of::kRows + r) * a.in, p);
+      }
 #pragma unroll
-        for (int i = 0; i < kVectorSize<BFloat16>; ++i) {
+      for (int i = 0; i < kVectorSize<BFloat16>; ++i) {
+#pragma unroll
+        for (int r = 0; r < Of::kRows; ++r) {
 #pragma unroll
           for (int x = 0; x < kInputs; ++x) {
-            sums[r * kInputs + x] = fmaf(weights[i], inputs.x[x][p][i], sums[r * kInputs + x]);
+            sums[r * kInputs + x] = fmaf(weights[r][i], inputs.x[x][p][i], sums[r * kInputs + x]);
           }
         }
       }
@@ -367,6 +393,7 @@ __device__ void multiply_rows(
 
 #endif
 
+// One row leaves room for a block of the next kernel.
 template <int kPieces, int kInputs, bool kGated>
 __global__ void __launch_bounds__(kMostThreads, kInputs == 1 ? 2 : 1)
     hopper_product_kernel([[maybe_unused]] const __grid_constant__ Args a,
@@ -376,7 +403,7 @@ __global__ void __launch_bounds__(kMostThreads, kInputs == 1 ? 2 : 1)
   __shared__ Shared<Of::kRows * kInputs, kInputs> shared;
   auto* ring = reinterpret_cast<BFloat16*>(dynamic_shared());
   const int warps = static_cast<int>(blockDim.x) / kWarp - kServiceWarps;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warp = warp_id();
   const Span span(a.outputs);
   const int turns = (span.end - span.begin + Of::kOutputs - 1) / Of::kOutputs;
   if (threadIdx.x == 0) {
@@ -414,15 +441,29 @@ void launch(CudaStream& stream, const Args& a) {
                    stages);
 }
 
+// Rows whose inputs fit the registers.
+constexpr int most_rows(int pieces) {
+  return pieces == 1 ? 8 : 4;
+}
+
 template <int kPieces, bool kGated>
 void choose_inputs(CudaStream& stream, const Args& a) {
-  constexpr int kMany = static_cast<int>(kHopperProductRows);
-  a.rows == 1 ? launch<kPieces, 1, kGated>(stream, a) : launch<kPieces, kMany, kGated>(stream, a);
+  if (a.rows == 1) {
+    launch<kPieces, 1, kGated>(stream, a);
+  } else if (a.rows == 2) {
+    launch<kPieces, 2, kGated>(stream, a);
+  } else {
+    launch<kPieces, most_rows(kPieces), kGated>(stream, a);
+  }
+}
+
+int pieces_of(std::int64_t in) {
+  return static_cast<int>(ceil_div(in, kMostWarps * kPieceNumbers));
 }
 
 template <bool kGated>
 void choose_pieces(CudaStream& stream, const Args& a) {
-  switch (ceil_div(a.in, kMostWarps * kPieceNumbers)) {
+  switch (pieces_of(a.in)) {
     case 1:
       return choose_inputs<1, kGated>(stream, a);
     case 2:
@@ -436,8 +477,9 @@ void choose_pieces(CudaStream& stream, const Args& a) {
 
 }  // namespace
 
-bool has_hopper_products(std::int64_t in) {
-  return in <= kMostWarps * kMostPieces * kPieceNumbers && use_hopper_kernels();
+std::int64_t hopper_product_rows(std::int64_t in) {
+  const bool serves = pieces_of(in) <= kMostPieces && use_hopper_kernels();
+  return serves ? most_rows(pieces_of(in)) : 0;
 }
 
 void hopper_products(CudaStream& stream, const Args& args, bool is_gated) {

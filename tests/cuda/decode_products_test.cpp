@@ -17,11 +17,11 @@ namespace {
 using test::DeviceTensor;
 
 // More outputs for each block than its ring holds, at every number of pieces of a row: against the
-// portable kernels, with the row that both go through in one order of rounding. Three rows are two
-// and one; equal bits whenever it runs.
+// portable kernels. Nine rows are eight and one, or twice four and one; a row has the same bits
+// whatever shares its launch, and whenever it runs.
 TEST(HopperDecodeProducts, ManyOutputsAgreeWithThePortableKernels) {
   constexpr std::int64_t kOut = 6100;
-  constexpr std::int64_t kRows = 3;
+  constexpr std::int64_t kRows = 9;
   CudaStream stream;
   for (const std::int64_t in : {96, 2560, 4096, 9216, 9728}) {
     const DeviceTensor x = test::speed_tensor(DType::bf16, {kRows, in}, 1);
@@ -34,7 +34,7 @@ TEST(HopperDecodeProducts, ManyOutputsAgreeWithThePortableKernels) {
       set_kernel_choice(choice);
       const std::int64_t left = kOut / 3;
       std::vector<double> all;
-      for (const std::int64_t rows : {1, 3}) {
+      for (const std::int64_t rows : {1, 2, 9}) {
         const DecodeProduct product{.y = y.view().rows(0, rows), .weight = first.view()};
         run(stream,
             DecodeProducts{
@@ -72,9 +72,9 @@ TEST(HopperDecodeProducts, ManyOutputsAgreeWithThePortableKernels) {
       ASSERT_NEAR(got[i], want[i], 0.01 * (size + std::abs(want[i])))
           << "in " << in << " number " << i;
     }
-    for (std::int64_t i = 0; i < kOut; ++i) {
-      const auto at = static_cast<std::size_t>(i);
-      ASSERT_EQ(got[at], got[at + kOut]) << "in " << in << " output " << i << " of a row by itself";
+    for (std::size_t i = 0; i < kOut; ++i) {
+      ASSERT_EQ(got[i], got[i + kOut]) << "in " << in << " output " << i << ", one row against two";
+      ASSERT_EQ(got[i], got[i + 3 * kOut]) << "in " << in << " output " << i << ", against nine";
     }
     for (int i = 0; i < 20; ++i) {
       ASSERT_EQ(products_of(KernelChoice::automatic), got) << "in " << in << " time " << i;
