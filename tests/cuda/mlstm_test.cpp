@@ -40,6 +40,7 @@ std::vector<Problem> problems() {
       {{.heads = 3, .states = 1, .v_heads = 1, .head_dim = 128}, {129}},
       {{.heads = 2, .states = 2, .v_heads = 1, .head_dim = 128}, {65, 20}},
       {{.heads = 2, .states = 1, .v_heads = 1, .head_dim = 256}, {10, 90}},
+      {{.heads = 6, .states = 2, .v_heads = 1, .head_dim = 256}, {65, 20}},
   };
 }
 
@@ -193,11 +194,11 @@ TEST_P(CudaMlstm, GradientsMatchTheDefinition) {
 
 // The state fades within a token or hardly at all, or gates jump between extremes; a state enters
 // and the final state has a gradient.
-// 128 is the width of Hopper's kernels, which are bfloat16.
+// 128 and 256 are widths of Hopper's kernels, which are bfloat16.
 void check_decays(std::int64_t head_dim) {
   const MlstmShape shape{.heads = 4, .states = 2, .v_heads = 2, .head_dim = head_dim};
   for (const MlstmTypes& types : test::mlstm_types()) {
-    if (head_dim == 128 && types.stored != DType::bf16) {
+    if (head_dim > 64 && types.stored != DType::bf16) {
       continue;
     }
     for (const double forget : {-40.0, -8.0, 8.0, 40.0}) {
@@ -221,6 +222,7 @@ void check_decays(std::int64_t head_dim) {
 TEST_P(CudaMlstm, StrongAndWeakDecayKeepTheirDigits) {
   check_decays(64);
   check_decays(128);
+  check_decays(256);
 }
 
 // Forget gates near 1 carry the first document over hundreds of tokens: a state that leaks across
@@ -242,20 +244,24 @@ void check_long_memory(std::int64_t head_dim) {
 TEST_P(CudaMlstm, LongMemoryStopsAtDocuments) {
   check_long_memory(64);
   check_long_memory(128);
+  check_long_memory(256);
 }
 
 // So many states that a block takes several chunks of one, one after another, and several blocks
 // share a state.
 TEST_P(CudaMlstm, ForwardMatchesTheDefinitionInSegmentsOfChunks) {
-  for (const auto start : {MlstmStart::fresh, MlstmStart::carried}) {
-    for (const std::int64_t readers : {1, 3}) {
-      const MlstmTypes types{DType::bf16, DType::f32, 0};
-      MlstmCase test({.heads = 33 * readers, .states = 33, .v_heads = 33, .head_dim = 128},
-                     {300, 7, 500, 129},
-                     start);
-      test::fill_normal(test.f_gate, 6, 1.0, 4.0);
-      test::round_inputs(test, types);
-      check_forward(test, types);
+  for (const auto& [dim, states] : {std::pair{128, 33}, std::pair{256, 9}}) {
+    for (const auto start : {MlstmStart::fresh, MlstmStart::carried}) {
+      for (const std::int64_t readers : {1, 3}) {
+        const MlstmTypes types{DType::bf16, DType::f32, 0};
+        MlstmCase test(
+            {.heads = states * readers, .states = states, .v_heads = states, .head_dim = dim},
+            {300, 7, dim == 128 ? 500 : 200, 129},
+            start);
+        test::fill_normal(test.f_gate, 6, 1.0, 4.0);
+        test::round_inputs(test, types);
+        check_forward(test, types);
+      }
     }
   }
 }
@@ -288,14 +294,17 @@ TEST_P(CudaMlstm, RefusesBfloat16States) {
 TEST_P(CudaMlstm, AlternatingInputsGiveTheSameBitsEveryTime) {
   CudaStream stream;
   const MlstmShape shapes[] = {{.heads = 4, .states = 1, .v_heads = 1, .head_dim = 128},
-                               {.heads = 4, .states = 1, .v_heads = 1, .head_dim = 64}};
+                               {.heads = 4, .states = 1, .v_heads = 1, .head_dim = 64},
+                               {.heads = 2, .states = 1, .v_heads = 1, .head_dim = 256}};
+  constexpr int kCases = 3;
   for (const DType stored : {DType::bf16, DType::f32}) {
     const MlstmTypes types{stored, stored, 0};
     const MlstmCase tests[] = {{shapes[0], {50, 150}, MlstmStart::carried, 1},
-                               {shapes[1], {100, 33}, MlstmStart::carried, 2}};
-    std::vector<std::vector<double>> first[2];
-    for (int repeat = 0; repeat < 100; ++repeat) {
-      const MlstmCase& test = tests[repeat % 2];
+                               {shapes[1], {100, 33}, MlstmStart::carried, 2},
+                               {shapes[2], {50, 150}, MlstmStart::carried, 3}};
+    std::vector<std::vector<double>> first[kCases];
+    for (int repeat = 0; repeat < 50 * kCases; ++repeat) {
+      const MlstmCase& test = tests[repeat % kCases];
       const DeviceMlstm device(test, types);
       const DeviceTensor h(stored, test.q.shape(), 0);
       const DeviceState final(test.shape(), 0);
@@ -315,11 +324,11 @@ TEST_P(CudaMlstm, AlternatingInputsGiveTheSameBitsEveryTime) {
                                     &gradients.n}) {
         got.push_back(x->download(stream));
       }
-      if (repeat < 2) {
+      if (repeat < kCases) {
         first[repeat] = got;
       }
       for (std::size_t i = 0; i < got.size(); ++i) {
-        ASSERT_EQ(got[i], first[repeat % 2][i])
+        ASSERT_EQ(got[i], first[repeat % kCases][i])
             << name_of(stored) << " repeat " << repeat << " result " << i;
       }
     }
