@@ -33,7 +33,7 @@ struct HeadsArgs {
 // Every warp alike: the sum or largest of `count` numbers in shared memory.
 __device__ inline float sum_of(const float* x, int count) {
   float sum = 0.0F;
-  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < count; i += kWarp) {
+  for (int i = lane_id(); i < count; i += kWarp) {
     sum += x[i];
   }
   return warp_sum(sum);
@@ -41,7 +41,7 @@ __device__ inline float sum_of(const float* x, int count) {
 
 __device__ inline float sum_of_squares(const float* x, int count) {
   float sum = 0.0F;
-  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < count; i += kWarp) {
+  for (int i = lane_id(); i < count; i += kWarp) {
     sum += x[i] * x[i];
   }
   return warp_sum(sum);
@@ -49,7 +49,7 @@ __device__ inline float sum_of_squares(const float* x, int count) {
 
 __device__ inline float largest_of(const float* x, int count) {
   float largest = -INFINITY;
-  for (int i = static_cast<int>(threadIdx.x) % kWarp; i < count; i += kWarp) {
+  for (int i = lane_id(); i < count; i += kWarp) {
     largest = fmaxf(largest, x[i]);
   }
   return warp_max(largest);
@@ -130,13 +130,13 @@ struct MapRows {
 // For widths that 16-byte loads do not divide.
 template <class W>
 __device__ void plain_map(const W* weight, const float* x, int dim, float* logits) {
-  for (int at = static_cast<int>(threadIdx.x) / kWarp; at < dim; at += kWarps) {
+  for (int at = warp_id(); at < dim; at += kWarps) {
     float sum = 0.0F;
-    for (int i = static_cast<int>(threadIdx.x) % kWarp; i < dim; i += kWarp) {
+    for (int i = lane_id(); i < dim; i += kWarp) {
       sum = fmaf(load_float(weight[static_cast<std::int64_t>(at) * dim + i]), x[i], sum);
     }
     sum = warp_sum(sum);
-    if (threadIdx.x % kWarp == 0) {
+    if (lane_id() == 0) {
       logits[at] = sum;
     }
   }

@@ -231,7 +231,7 @@ __device__ void read_state(const MixerArgs<T>& a,
                            float* products) {
   const int lane = static_cast<int>(threadIdx.x) % kColumnLanes;
   const int first_row = static_cast<int>(threadIdx.x) / kColumnLanes;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+  const int warp = warp_id();
 #pragma unroll
   for (int reader = 0; reader < kHeads; ++reader) {
     if (reader >= readers) {
@@ -259,7 +259,7 @@ __device__ void read_state(const MixerArgs<T>& a,
       sum.w += __shfl_xor_sync(kAllLanes, sum.w, distance);
       product += __shfl_xor_sync(kAllLanes, product, distance);
     }
-    if (threadIdx.x % kWarp < kColumnLanes) {
+    if (lane_id() < kColumnLanes) {
       *reinterpret_cast<float4*>(sums + (warp * kHeads + reader) * kColumns + lane * 4) = sum;
       products[warp * kHeads + reader] = product;  // lanes of one row have equal ones
     }
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
     // Every warp alike.
     const float sink = a.sink == nullptr ? -INFINITY : load_float(a.sink[head]);
     float largest = sink;
-    const int lane = static_cast<int>(threadIdx.x) % kWarp;
+    const int lane = lane_id();
     for (int split = lane; split < splits; split += kWarp) {
       largest = fmaxf(largest, partial[split * stride + a.dim]);
     }
