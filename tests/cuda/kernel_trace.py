@@ -8,7 +8,7 @@
 A step begins where AdamW's kernels of the step before have ended. Printed for each file, as the
 median over steps (the first is left out): its length; the share in which nothing ran (launch gaps
 and waits of the host); the time of NCCL's kernels and the share of it under which another kernel
-ran; the kernels that took most.
+ran; the kernels that took most. --whole: the same of the whole file at once, for other programs.
 """
 import argparse
 import collections
@@ -79,9 +79,9 @@ def readable(name):
     return name[:70]
 
 
-def report(path, most):
+def report(path, most, whole):
     rows = read(path)
-    steps = steps_of(rows)[1:]
+    steps = [(rows[0][0], rows[-1][1])] if whole and rows else steps_of(rows)[1:]
     if not steps:
         sys.exit(f"{path}: wanted at least three steps that end with AdamW, found none to count")
     figures = collections.defaultdict(list)
@@ -113,9 +113,10 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--most", type=int, default=12, help="kernels that are listed")
+    parser.add_argument("--whole", action="store_true", help="the whole file counts as one step")
     options = parser.parse_args()
     for path in options.traces:
-        report(path, options.most)
+        report(path, options.most, options.whole)
 
 
 if __name__ == "__main__":

@@ -23,12 +23,14 @@ def step(begin):
 
 
 class KernelTrace(unittest.TestCase):
-    def run_script(self, rows):
+    def run_script(self, rows, *options):
         with tempfile.TemporaryDirectory() as directory:
             path = pathlib.Path(directory) / "trace.1"
             path.write_text("".join(f"{b} {e} {s} {n}\n" for b, e, s, n in rows))
             return subprocess.run(
-                [sys.executable, str(SCRIPT), str(path)], capture_output=True, text=True
+                [sys.executable, str(SCRIPT), str(path), *options],
+                capture_output=True,
+                text=True,
             )
 
     def test_gaps_and_hidden_collectives(self):
@@ -45,6 +47,12 @@ class KernelTrace(unittest.TestCase):
         done = self.run_script(step(0))
         self.assertNotEqual(done.returncode, 0)
         self.assertIn("at least three steps", done.stderr)
+
+    def test_a_whole_file_is_one_step(self):
+        done = self.run_script(step(0), "--whole")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("1 steps of 100.0 ms", done.stdout)
+        self.assertRegex(done.stdout, r"75\.00 ms +150 x +product")
 
 
 if __name__ == "__main__":
