@@ -11,7 +11,8 @@
 namespace bifocal {
 
 // Row b reads all slots of k[b] and v[b]; slot order does not matter, since keys carry their
-// positions. No slot gives out = 0. A row's result does not depend on the others.
+// positions. No slot gives out = 0. A row's result does not depend on the others. On CUDA it is a
+// part of DecodeMixer (ops/decode_layer.h) alone.
 struct DecodeAttention {
   TensorView out;     // [rows, heads, head_dim]
   ConstTensorView q;  // [rows, heads, head_dim]
@@ -42,7 +43,6 @@ struct CacheRead {
 void run(CpuStream&, const DecodeAttention&);
 void run(CpuStream&, const CacheWrite&);
 void run(CpuStream&, const CacheRead&);
-void run(CudaStream&, const DecodeAttention&);
 void run(CudaStream&, const CacheWrite&);
 void run(CudaStream&, const CacheRead&);
 

@@ -1,6 +1,6 @@
 // Matrix products of a few rows: what generation runs once a token. A row's result does not depend
 // on the other rows, not in one bit, so a sequence computes the same in any batch. Time is that of
-// reading the weights once.
+// reading the weights once. On CUDA they are parts of the ops in ops/decode_layer.h alone.
 #pragma once
 
 #include "core/stream.h"
@@ -28,7 +28,5 @@ struct DecodeFeatureMap {
 
 void run(CpuStream&, const DecodeLinear&);
 void run(CpuStream&, const DecodeFeatureMap&);
-void run(CudaStream&, const DecodeLinear&);
-void run(CudaStream&, const DecodeFeatureMap&);
 
 }  // namespace bifocal

@@ -114,7 +114,7 @@ struct MlstmGradientFold {
 };
 
 // One token for each of some sequences, their states updated in place (generation). A row's result
-// does not depend on the others.
+// does not depend on the others. On CUDA it is a part of DecodeMixer (ops/decode_layer.h) alone.
 struct MlstmStep {
   TensorView h;                    // [rows, heads, head_dim]
   TensorView c;                    // [sequences, states, head_dim, head_dim]
@@ -141,7 +141,6 @@ void run(CudaStream&, const MlstmSummarise&);
 void run(CudaStream&, const MlstmFold&);
 void run(CudaStream&, const MlstmGradientSummarise&);
 void run(CudaStream&, const MlstmGradientFold&);
-void run(CudaStream&, const MlstmStep&);
 
 // The recurrence as plain loops, and its gradient from the quadratic form w_tj = decay * I: what
 // the chunkwise training path is tested against.

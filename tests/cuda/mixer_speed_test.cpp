@@ -1,11 +1,10 @@
-// Times of attention, the mLSTM, feature maps and decoding at the shape of Qwen3-4B in bfloat16.
+// Times of attention, the mLSTM and feature maps at the shape of Qwen3-4B in bfloat16.
 #include <algorithm>
 #include <string>
 #include <vector>
 
 #include "cuda/mlstm_stages.h"
 #include "cuda/speed.h"
-#include "ops/decode_attention.h"
 #include "ops/feature_map.h"
 #include "ops/mlstm.h"
 #include "ops/sliding_attention.h"
@@ -229,67 +228,6 @@ TEST_F(CudaMixerSpeed, FeatureMaps) {
                2.0 * flop,
                FeatureMapBackward{
                    d_x.view(), d_weight.view(), d_y.view(), y.view(), x.view(), weight.view()});
-  }
-}
-
-TEST_F(CudaMixerSpeed, Decode) {
-  const DeviceTensor sink = speed_tensor(DType::bf16, {kSpeedHeads}, 31);
-  for (const std::int64_t rows : {1, 8}) {
-    const Shape shape{rows, kSpeedHeads, kSpeedHeadDim};
-    const DeviceTensor q = speed_tensor(DType::bf16, shape, 32);
-    const DeviceTensor out(DType::bf16, shape, 0);
-    for (const std::int64_t slots : {320, 576, 4096, 131072}) {
-      std::vector<DeviceTensor> caches;
-      std::vector<ConstTensorView> keys;
-      std::vector<ConstTensorView> values;
-      for (std::int64_t row = 0; row < rows; ++row) {
-        const Shape cache{slots, kSpeedKvHeads * kSpeedHeadDim};
-        caches.push_back(speed_tensor(DType::bf16, cache, 33));
-        keys.emplace_back(caches.back().view());
-        caches.push_back(speed_tensor(DType::bf16, cache, 34));
-        values.emplace_back(caches.back().view());
-      }
-      const double bytes =
-          static_cast<double>(rows) * 2.0 * static_cast<double>(keys.front().bytes());
-      measure_op(fmt::format("decode attention, {} rows of {} slots", rows, slots),
-                 bytes,
-                 0.0,
-                 DecodeAttention{out.view(), q.view(), keys, values, sink.view()});
-    }
-  }
-}
-
-TEST_F(CudaMixerSpeed, MlstmStep) {
-  const std::int64_t states = kSpeedKvHeads;
-  const std::int64_t dim = kSpeedHeadDim;
-  for (const std::int64_t rows : {1, 8}) {
-    const DeviceTensor h(DType::bf16, {rows, kSpeedHeads, dim}, 0);
-    const DeviceTensor c = speed_tensor(DType::f32, {rows, states, dim, dim}, 41);
-    const DeviceTensor n = speed_tensor(DType::f32, {rows, states, dim}, 42, 1.0, 0.0, true);
-    const DeviceTensor m = speed_tensor(DType::f32, {rows, states}, 43);
-    const DeviceTensor q = speed_tensor(DType::bf16, {rows, kSpeedHeads, dim}, 44, 0.01, 0.0, true);
-    const DeviceTensor k = speed_tensor(DType::bf16, {rows, states, dim}, 45, 0.01, 0.0, true);
-    const DeviceTensor v = speed_tensor(DType::bf16, {rows, states, dim}, 46);
-    const DeviceTensor i_gate = speed_tensor(DType::f32, {rows, states}, 47);
-    const DeviceTensor f_gate = speed_tensor(DType::f32, {rows, states}, 48, 1.0, 4.0);
-    std::vector<std::int32_t> numbers;
-    for (std::int64_t row = 0; row < rows; ++row) {
-      numbers.push_back(static_cast<std::int32_t>(row));
-    }
-    const DeviceTensor sequences = numbers_on_device(numbers);
-    measure_op(fmt::format("mLSTM step, {} rows", rows),
-               2.0 * bytes_of({&c, &n}),
-               0.0,
-               MlstmStep{.h = h.view(),
-                         .c = c.view(),
-                         .n = n.view(),
-                         .m = m.view(),
-                         .q = q.view(),
-                         .k = k.view(),
-                         .v = v.view(),
-                         .i_gate = i_gate.view(),
-                         .f_gate = f_gate.view(),
-                         .sequences = sequences.view()});
   }
 }
 

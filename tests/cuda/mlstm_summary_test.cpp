@@ -1,5 +1,4 @@
-// Rows cut into shards on the device against the whole row's definition in double, and one token at
-// a time.
+// Rows cut into shards on the device against the whole row's definition in double.
 #include <gtest/gtest.h>
 
 #include "cuda/mlstm_device.h"
@@ -191,82 +190,6 @@ TEST(CudaMlstmSummary, NoShardsGiveTheEmptyState) {
   EXPECT_EQ(state.n.download(stream), std::vector<double>(2 * 8, 0.0));
   EXPECT_EQ(state.m.download(stream),
             std::vector<double>(2, -std::numeric_limits<double>::infinity()));
-}
-
-// One token of a case as a batch of sequences: row b of the batch is token b of the case.
-struct Step {
-  MlstmShape shape;
-  std::int64_t batch;
-};
-
-// States that were empty, states with a history, sequences that do not move; widths of one and of
-// four columns a thread; more readers than one pass takes.
-TEST(CudaMlstmStep, MatchesTheCpuOp) {
-  CudaStream stream;
-  CpuStream cpu;
-  for (const Step& step : {Step{{.heads = 1, .states = 1, .v_heads = 1, .head_dim = 1}, 1},
-                           Step{{.heads = 4, .states = 2, .v_heads = 1, .head_dim = 6}, 3},
-                           Step{{.heads = 12, .states = 1, .v_heads = 1, .head_dim = 64}, 2},
-                           Step{{.heads = 8, .states = 2, .v_heads = 2, .head_dim = 128}, 2},
-                           Step{{.heads = 2, .states = 2, .v_heads = 1, .head_dim = 256}, 1}}) {
-    for (const MlstmTypes& types : test::mlstm_types()) {
-      const MlstmShape& s = step.shape;
-      MlstmCase test(s, {step.batch * 5}, MlstmStart::fresh);
-      test::round_inputs(test, types);
-      SCOPED_TRACE(describe(test, types));
-      const DeviceMlstm device(test, types);
-      const std::int64_t batch = step.batch;
-      const std::int64_t held = batch + 1;  // sequences; at each token another one rests
-      const Tensor c = test.memory().zeros(
-          Region::activations, DType::f64, {held, s.states, s.head_dim, s.head_dim});
-      const Tensor n =
-          test.memory().zeros(Region::activations, DType::f64, {held, s.states, s.head_dim});
-      const Tensor m = test.memory().zeros(Region::activations, DType::f64, {held, s.states});
-      const Tensor h =
-          test.memory().zeros(Region::activations, DType::f64, {batch, s.heads, s.head_dim});
-      const Tensor sequences = test.memory().zeros(Region::activations, DType::i32, {batch});
-      test::fill(m, [](std::int64_t) { return -std::numeric_limits<double>::infinity(); });
-      const DeviceTensor device_c = test::on_device(c, DType::f32, types.shift);
-      const DeviceTensor device_n = test::on_device(n, DType::f32, types.shift);
-      const DeviceTensor device_m = test::on_device(m, DType::f32, types.shift);
-      for (std::int64_t t = 0; t < 5; ++t) {
-        const DeviceTensor device_h(types.stored, h.shape(), types.shift);
-        for (std::int64_t row = 0; row < batch; ++row) {
-          sequences.as<std::int32_t>()[row] = static_cast<std::int32_t>((row + t) % held);
-        }
-        const DeviceTensor device_sequences = test::integers_on_device(sequences);
-        const auto of = [&](const auto& x) { return x.rows(t * batch, (t + 1) * batch); };
-        MlstmStep op{.h = h,
-                     .c = c,
-                     .n = n,
-                     .m = m,
-                     .q = of(test.q),
-                     .k = of(test.k),
-                     .v = of(test.v),
-                     .i_gate = of(test.i_gate),
-                     .f_gate = of(test.f_gate),
-                     .sequences = sequences};
-        run(cpu, op);
-        op = {.h = device_h.view(),
-              .c = device_c.view(),
-              .n = device_n.view(),
-              .m = device_m.view(),
-              .q = of(device.q.view()),
-              .k = of(device.k.view()),
-              .v = of(device.v.view()),
-              .i_gate = of(device.i_gate.view()),
-              .f_gate = of(device.f_gate.view()),
-              .sequences = device_sequences.view()};
-        call(stream, op);
-        // Arithmetic is float32 throughout; h alone is rounded to bfloat16, by 2^-9 of itself.
-        const double bound = types.stored == DType::bf16 ? 1.0 / 256.0 : 2e-6;
-        expect_near("h", device_h.download(stream), h, bound);
-      }
-      expect_near("c", device_c.download(stream), c, 2e-6);
-      expect_near("n", device_n.download(stream), n, 2e-6);
-      expect_near("m", device_m.download(stream), m, 1e-6, 1.0);
-    }
-  }
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include "cuda/speed.h"
 #include "kernels/cuda_stream.h"
-#include "ops/decode_linear.h"
+#include "ops/decode_layer.h"
 #include "ops/distill_loss.h"
 #include "ops/embedding.h"
 #include "ops/linear.h"
@@ -244,26 +244,11 @@ TEST_F(CudaSpeed, DecodeProducts) {
       measure(name, bytes * static_cast<double>(copies), 0.0, [&] {
         for (std::int64_t i = 0; i < copies; ++i) {
           const TensorView weight = weights.view().rows(i, i + 1).reshape({p.out, p.in});
-          run(stream_, DecodeLinear{y.view(), x.view(), weight, {}});
+          const DecodeProduct product{.y = y.view(), .weight = weight};
+          run(stream_, DecodeProducts{.products = {&product, 1}, .x = x.view()});
         }
       });
     }
-  }
-  const std::int64_t layers = 200;
-  const DeviceTensor maps =
-      speed_tensor(kBf16, {layers * kSpeedHeads, kSpeedHeadDim, kSpeedHeadDim}, 1, 0.1);
-  for (const std::int64_t rows : {1, 16}) {
-    const DeviceTensor x = speed_tensor(kBf16, {rows, kSpeedHeads, kSpeedHeadDim}, 2);
-    const DeviceTensor y(kBf16, x.view().shape, 0);
-    measure(fmt::format("decode feature map, {} rows, {} layers", rows, layers),
-            static_cast<double>(maps.view().bytes()),
-            0.0,
-            [&] {
-              for (std::int64_t i = 0; i < layers; ++i) {
-                const TensorView map = maps.view().rows(i * kSpeedHeads, (i + 1) * kSpeedHeads);
-                run(stream_, DecodeFeatureMap{y.view(), x.view(), map});
-              }
-            });
   }
 }
 
