@@ -1,5 +1,6 @@
 // Softmax features: the choice of kernels, and the last sum of the weights' gradient.
 #include "kernels/feature_map.cuh"
+#include "kernels/kernel_choice.h"
 #include "ops/feature_map.h"
 
 namespace bifocal {
@@ -25,7 +26,13 @@ void map(CudaStream& stream, DeviceScratch& scratch, const FeatureMapArrays<floa
 }
 
 void map(CudaStream& stream, DeviceScratch& scratch, const FeatureMapArrays<BFloat16>& a) {
-  has_mma_feature_map(a) ? mma_feature_map(stream, a) : plain_feature_map(stream, scratch, a);
+  if (!has_mma_feature_map(a)) {
+    plain_feature_map(stream, scratch, a);
+  } else if (use_hopper_kernels()) {
+    hopper_feature_map(stream, a);
+  } else {
+    mma_feature_map(stream, a);
+  }
 }
 
 void differentiate(CudaStream& stream,

@@ -61,4 +61,7 @@ void mma_feature_map_backward(CudaStream& stream,
                               const FeatureMapArrays<BFloat16>& a,
                               float* parts);
 
+// On Hopper, where has_mma_feature_map().
+void hopper_feature_map(CudaStream& stream, const FeatureMapArrays<BFloat16>& a);
+
 }  // namespace bifocal
