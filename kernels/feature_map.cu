@@ -1,4 +1,6 @@
 // Softmax features: the choice of kernels, and the last sum of the weights' gradient.
+#include <type_traits>
+
 #include "kernels/feature_map.cuh"
 #include "kernels/kernel_choice.h"
 #include "ops/feature_map.h"
@@ -6,17 +8,17 @@
 namespace bifocal {
 namespace {
 
-// d_weight += the sum of parts, in the order of spans.
+// d_weight += the sum of parts, in their order.
 template <class W>
 __global__ void __launch_bounds__(kBlockThreads)
-    add_parts_kernel(W* d_weight, const float* parts, std::int64_t size, std::int64_t spans) {
+    add_parts_kernel(W* d_weight, const float* parts, std::int64_t size, std::int64_t count) {
   const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kBlockThreads + threadIdx.x;
   if (i >= size) {
     return;
   }
   float sum = 0.0F;
-  for (std::int64_t span = 0; span < spans; ++span) {
-    sum += parts[span * size + i];
+  for (std::int64_t part = 0; part < count; ++part) {
+    sum += parts[part * size + i];
   }
   d_weight[i] = store_as<W>(load_float(d_weight[i]) + sum);
 }
@@ -35,19 +37,36 @@ void map(CudaStream& stream, DeviceScratch& scratch, const FeatureMapArrays<BFlo
   }
 }
 
-void differentiate(CudaStream& stream,
-                   DeviceScratch& scratch,
-                   const FeatureMapArrays<float>& a,
-                   float* parts) {
-  plain_feature_map_backward(stream, scratch, a, parts);
-}
+// Sums of d_weight over parts of the tokens.
+struct WeightParts {
+  const float* sums;  // [count, heads, dim, dim]
+  std::int64_t count;
+};
 
-void differentiate(CudaStream& stream,
-                   DeviceScratch& scratch,
-                   const FeatureMapArrays<BFloat16>& a,
-                   float* parts) {
-  has_mma_feature_map(a) ? mma_feature_map_backward(stream, scratch, a, parts)
-                         : plain_feature_map_backward(stream, scratch, a, parts);
+template <class T>
+WeightParts differentiate(CudaStream& stream,
+                          DeviceScratch& scratch,
+                          const FeatureMapArrays<T>& a) {
+  constexpr bool kHasProducts = std::is_same_v<T, BFloat16>;  // on tensor cores
+  const std::int64_t size = static_cast<std::int64_t>(a.heads) * a.dim * a.dim;
+  if constexpr (kHasProducts) {
+    if (has_mma_feature_map(a) && use_hopper_kernels()) {
+      const std::int64_t count = hopper_feature_map_parts(a);
+      auto* parts = scratch.take<float>(count * size);
+      hopper_feature_map_backward(stream, a, parts);
+      return {parts, count};
+    }
+  }
+  const std::int64_t count = ceil_div(a.tokens, a.span);
+  auto* parts = scratch.take<float>(count * size);
+  if constexpr (kHasProducts) {
+    if (has_mma_feature_map(a)) {
+      mma_feature_map_backward(stream, scratch, a, parts);
+      return {parts, count};
+    }
+  }
+  plain_feature_map_backward(stream, scratch, a, parts);
+  return {parts, count};
 }
 
 template <class T>
@@ -72,15 +91,13 @@ void backward(CudaStream& stream, const FeatureMapBackward& op) {
   a.y = op.y.as<T>();
   a.d_y = op.d_y.as<T>();
   a.d_x = op.d_x.as<T>();
-  const std::int64_t spans = ceil_div(a.tokens, a.span);
   const std::int64_t size = op.weight.size();
-  auto* parts = scratch.take<float>(spans * size);
-  differentiate(stream, scratch, a, parts);
+  const WeightParts parts = differentiate(stream, scratch, a);
   dispatch_device("feature_map backward", op.d_weight.dtype, [&](auto zero) {
     using W = decltype(zero);
     add_parts_kernel<W>
         <<<grid_of(ceil_div(size, kBlockThreads)), kBlockThreads, 0, stream.handle()>>>(
-            op.d_weight.as<W>(), parts, size, spans);
+            op.d_weight.as<W>(), parts.sums, size, parts.count);
     BIFOCAL_CUDA(cudaGetLastError());
   });
 }

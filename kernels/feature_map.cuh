@@ -61,7 +61,13 @@ void mma_feature_map_backward(CudaStream& stream,
                               const FeatureMapArrays<BFloat16>& a,
                               float* parts);
 
-// On Hopper, where has_mma_feature_map().
+// On Hopper, where has_mma_feature_map(): forward; the number of sums of d_weight over parts of the
+// tokens; d_x and these sums [parts, heads, dim, dim]. d_x is rounded once for each head that reads
+// an x.
 void hopper_feature_map(CudaStream& stream, const FeatureMapArrays<BFloat16>& a);
+std::int64_t hopper_feature_map_parts(const FeatureMapArrays<BFloat16>& a);
+void hopper_feature_map_backward(CudaStream& stream,
+                                 const FeatureMapArrays<BFloat16>& a,
+                                 float* parts);
 
 }  // namespace bifocal
