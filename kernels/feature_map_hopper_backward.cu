@@ -13,7 +13,6 @@ struct BackwardShape {
   static constexpr int kParts = D / kColumns;          // blocks for a weight
   static constexpr int kGroups = kColumns / kSwizzleColumns;
   static constexpr int kThreads = kGroups * kGroupThreads;
-  static constexpr int kHeight = D / kGroupRows / kGroups;  // 64 features each, for a warpgroup
   static constexpr int kStages = D == 256 ? 2 : 3;
   static constexpr int kGradientStages = D == 256 ? 1 : 3;  // of d_y, which is needed briefly
   static constexpr int kBlocks = D == 64 ? 2 : 1;           // of a multiprocessor
@@ -69,9 +68,9 @@ class FeatureBackward {
     }
     __syncthreads();
     const bool leads = threadIdx.x % kGroupThreads == 0;
-    float d_weight[Shape::kHeight][kSums];
+    float d_weight[kHeight][kSums];
 #pragma unroll
-    for (int i = 0; i < Shape::kHeight * kSums; ++i) {
+    for (int i = 0; i < kHeight * kSums; ++i) {
       d_weight[i / kSums][i % kSums] = 0.0F;
     }
     memory_.weight_full.wait(0);
@@ -122,6 +121,8 @@ class FeatureBackward {
   }
 
  private:
+  // 64 features each, of a warpgroup.
+  static constexpr int kHeight = D / kGroupRows / Shape::kGroups;
   // Numbers of a thread in a warpgroup's sums: 64 features by the block's columns, 64 tokens by 64
   // columns.
   static constexpr int kSums = Shape::kColumns / 2;
@@ -243,15 +244,15 @@ class FeatureBackward {
 
   // The warpgroup's first 64 features, of the `height`-th.
   __device__ int feature(int height) const {
-    return (group_ * Shape::kHeight + height) * kGroupRows;
+    return (group_ * kHeight + height) * kGroupRows;
   }
 
-  __device__ void multiply_inputs(float (&d_weight)[Shape::kHeight][kSums],
+  __device__ void multiply_inputs(float (&d_weight)[kHeight][kSums],
                                   const BFloat16* d_z,
                                   const BFloat16* x) const {
     const Operand right = Operand::by_columns(x, kFeatureTokens);
 #pragma unroll
-    for (int height = 0; height < Shape::kHeight; ++height) {
+    for (int height = 0; height < kHeight; ++height) {
       const Operand left =
           Operand::by_columns(d_z + feature(height) * kFeatureTokens, kFeatureTokens);
 #pragma unroll
@@ -285,11 +286,11 @@ class FeatureBackward {
     commit_stores();
   }
 
-  __device__ void store_parts(const float (&d_weight)[Shape::kHeight][kSums]) const {
+  __device__ void store_parts(const float (&d_weight)[kHeight][kSums]) const {
     const std::int64_t heads = static_cast<std::int64_t>(args_.x_heads) * args_.readers;
     float* to = args_.parts + (slot_ * heads + head_) * D * D + column_ + own_column();
 #pragma unroll
-    for (int height = 0; height < Shape::kHeight; ++height) {
+    for (int height = 0; height < kHeight; ++height) {
 #pragma unroll
       for (int i = 0; i < kSums / 2; ++i) {
         const int row = feature(height) + own_row() + i % 2 * 8;

@@ -136,10 +136,12 @@ TEST_P(CudaFeatureMap, GradientsMatchTheCpuOp) {
 
 // Heads enough that each has one block of an H200, and more tiles than the block's ring has places.
 TEST_P(CudaFeatureMap, PlacesOfRingsAreUsedSeveralTimes) {
-  for (const Sizes& s : {Sizes{1300, 133, 1, 64}, {1670, 67, 1, 128}, {450, 67, 1, 256}}) {
+  for (const Sizes& s :
+       {Sizes{1300, 133, 1, 64}, Sizes{1670, 67, 1, 128}, Sizes{450, 67, 1, 256}}) {
     expect_forward_matches(s, DType::bf16, 0);
   }
-  for (const Sizes& s : {Sizes{450, 133, 133, 64}, {450, 67, 67, 128}, {450, 34, 34, 256}}) {
+  for (const Sizes& s :
+       {Sizes{450, 133, 133, 64}, Sizes{450, 67, 67, 128}, Sizes{450, 34, 34, 256}}) {
     expect_gradients_match(s, DType::bf16, 0, DType::f32);
   }
 }
