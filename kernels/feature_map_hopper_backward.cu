@@ -99,9 +99,14 @@ class FeatureBackward {
         }
       }
       __syncwarp();
+      std::uint32_t held[kInputSums / 2];
+#pragma unroll
+      for (int pair = 0; pair < kInputSums / 2; ++pair) {
+        held[pair] = pair_of(memory_.d_x[stage], pair);
+      }
       wait_products<1>();
       keep(d_x);
-      add(memory_.d_x[stage], d_x);
+      add(memory_.d_x[stage], held, d_x);
       publish_shared();
       named_sync(1 + group_, kGroupThreads);
       if (leads) {
@@ -123,6 +128,7 @@ class FeatureBackward {
  private:
   // 64 features each, of a warpgroup.
   static constexpr int kHeight = D / kGroupRows / Shape::kGroups;
+
   // Numbers of a thread in a warpgroup's sums: 64 features by the block's columns, 64 tokens by 64
   // columns.
   static constexpr int kSums = Shape::kColumns / 2;
@@ -264,14 +270,21 @@ class FeatureBackward {
     commit_products();
   }
 
-  // To the warpgroup's 64 columns, rounded.
-  __device__ void add(BFloat16* d_x, const float (&sums)[kInputSums]) const {
+  // This thread's pair `i` of the warpgroup's 64 columns of d_x.
+  __device__ std::uint32_t& pair_of(BFloat16* d_x, int i) const {
+    const int column = group_ * kSwizzleColumns + i / 2 * 8;
+    const int at = swizzled_offset(kFeatureTokens, own_row() + i % 2 * 8, column) + own_column();
+    return *reinterpret_cast<std::uint32_t*>(d_x + at);
+  }
+
+  // Adds to what d_x held, rounded.
+  __device__ void add(BFloat16* d_x,
+                      const std::uint32_t (&held)[kInputSums / 2],
+                      const float (&sums)[kInputSums]) const {
 #pragma unroll
     for (int i = 0; i < kInputSums / 2; ++i) {
-      const int column = group_ * kSwizzleColumns + i / 2 * 8;
-      const int at = swizzled_offset(kFeatureTokens, own_row() + i % 2 * 8, column) + own_column();
-      auto& pair = *reinterpret_cast<std::uint32_t*>(d_x + at);
-      pair = pack_bfloat16(low_of(pair) + sums[2 * i], high_of(pair) + sums[2 * i + 1]);
+      pair_of(d_x, i) =
+          pack_bfloat16(low_of(held[i]) + sums[2 * i], high_of(held[i]) + sums[2 * i + 1]);
     }
   }
 
