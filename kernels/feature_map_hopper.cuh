@@ -16,12 +16,12 @@ inline constexpr int kFeatureTokens = kGroupRows;  // of a tile
 
 // Columns of the first two numbers of this thread's sums of eight columns.
 __device__ inline int own_column() {
-  return lane_of_warp() % 4 * 2;
+  return lane_id() % 4 * 2;
 }
 
 // This thread's first row of its warpgroup's sums; the other is eight further on.
 __device__ inline int own_row() {
-  return static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane_of_warp() / 4;
+  return static_cast<int>(threadIdx.x) % kGroupThreads / kWarp * 16 + lane_id() / 4;
 }
 
 // A tile of kColumns columns from `column` on of one head's rows from `token` on.

@@ -1,5 +1,7 @@
 // Softmax features on Hopper, forward. Warpgroups of a block take turns at the tiles of one ring: y
 // replaces x in its place of the ring and leaves from there.
+#include <numeric>
+
 #include "kernels/feature_map_hopper.cuh"
 
 namespace bifocal {
@@ -13,6 +15,10 @@ struct ForwardShape {
   static constexpr int kStages = D == 256 ? 3 : D == 128 ? 12 : 9;
   static constexpr int kBlocks = D == 64 ? 2 : 1;  // of a multiprocessor
   static constexpr int kThreads = kGroups * kGroupThreads;
+
+  // A barrier tells its phases apart by their parity alone: one warpgroup waits for all of them,
+  // one after the other, so a place has a barrier for each warpgroup that comes to it.
+  static constexpr int kBarriers = std::lcm(kStages, kGroups);
 };
 
 template <int D>
@@ -20,7 +26,7 @@ struct ForwardMemory {
   BFloat16 weight[D * D];
   BFloat16 tile[ForwardShape<D>::kStages][kFeatureTokens * D];
   Barrier weight_full;
-  Barrier full[ForwardShape<D>::kStages];
+  Barrier full[ForwardShape<D>::kBarriers];
 };
 
 struct ForwardMaps {
@@ -59,7 +65,7 @@ class FeatureForward {
     for (int i = group; i < tiles_; i += Shape::kGroups) {
       BFloat16* tile = memory_.tile[i % Shape::kStages];
       float z[D / 2];
-      memory_.full[i % Shape::kStages].wait(i / Shape::kStages % 2);
+      memory_.full[i % Shape::kBarriers].wait(i / Shape::kBarriers % 2);
       multiply_weight(z, tile);
       if (leads && i >= Shape::kGroups) {
         wait_stores_read<0>();
@@ -108,7 +114,7 @@ class FeatureForward {
     if (i >= tiles_) {
       return;
     }
-    Barrier& full = memory_.full[i % Shape::kStages];
+    Barrier& full = memory_.full[i % Shape::kBarriers];
     full.arrive_expect(kBytes);
     load_tokens<D>(memory_.tile[i % Shape::kStages], maps_.x, full, 0, x_head_, token(i));
   }
