@@ -12,6 +12,7 @@
 
 #include "kernels/tensor_core.cuh"
 #include "kernels/tensor_map.h"
+#include "kernels/warp.cuh"
 
 // The architecture that is compiled has these instructions.
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -103,6 +104,22 @@ class Barrier {
 __device__ inline void publish_barriers() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Arrivals of a warp by arrive_warp(). One lane is enough, but racecheck does not follow the order
+// from the other lanes through __syncwarp(): builds for it let each lane arrive.
+#if defined(BIFOCAL_EVERY_LANE_ARRIVES)
+inline constexpr int kWarpArrivals = kWarp;
+#else
+inline constexpr int kWarpArrivals = 1;
+#endif
+
+// What all lanes accessed before is accessed before what follows the end of the phase.
+__device__ inline void arrive_warp(Barrier& barrier) {
+  __syncwarp();
+  if (kWarpArrivals == kWarp || lane_id() == 0) {
+    barrier.arrive();
+  }
 }
 
 // A position in a ring of `Stages` barriers and the parity of its round: a consumer waits for

@@ -47,9 +47,7 @@ class Reader {
         take(state, stage, 0);
       }
       named_sync(kBothConsumers, kConsumerThreads);  // C of the next chunk is whole, this one free
-      if (lane_id() == 0) {
-        memory_.empty[stage].arrive();
-      }
+      arrive_warp(memory_.empty[stage]);
       place.advance();
     }
     wait_stores_read<0>();
@@ -302,7 +300,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       memory.full[i].init(1);
-      memory.empty[i].init(kConsumerThreads / kWarp);
+      memory.empty[i].init(kConsumerThreads / kWarp * kWarpArrivals);
     }
     for (int i = 0; i < Form::kSlots; ++i) {
       memory.q_full[i].init(1);

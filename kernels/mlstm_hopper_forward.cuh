@@ -307,10 +307,7 @@ __device__ void sum_segment(const SegmentArgs& args, SegmentMemory<Form>& memory
     memory.full[stage].wait(place.parity);
     state.take(memory.k[stage], memory.v[stage], memory.packed[stage]);
     pass *= memory.packed[stage].pass;
-    __syncwarp();
-    if (lane_id() == 0) {
-      memory.empty[stage].arrive();
-    }
+    arrive_warp(memory.empty[stage]);
     place.advance();
   }
   state.store(args.state_of(segment.index, segment.state), segment.slice * Form::kValues);

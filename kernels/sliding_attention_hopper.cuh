@@ -51,8 +51,8 @@ struct ForwardShared {
 
   // By one thread.
   __device__ void init_barriers() {
-    constexpr int kReaders = 8;  // warps that multiply; each arrives once
-    init(work_full, 1);
+    constexpr int kReaders = 8 * kWarpArrivals;  // warps that multiply
+    init(work_full, kWarpArrivals);
     init(work_empty, kReaders + 1);
     init(q_full, 1);
     init(q_empty, kReaders);
@@ -107,8 +107,8 @@ __device__ void draw_work(const ForwardProblem& problem, ForwardShared<D>& share
     if (item >= items) {
       if (lane == 0) {
         work.kv_head = -1;
-        shared.work_full[place.stage].arrive();
       }
+      arrive_warp(shared.work_full[place.stage]);
       return;
     }
     const int first = (problem.blocks - 1 - item % problem.blocks) * problem.block_tokens;
@@ -128,7 +128,6 @@ __device__ void draw_work(const ForwardProblem& problem, ForwardShared<D>& share
     }
     pinned.begin = __reduce_min_sync(0xffffffffU, pinned.begin);
     pinned.end = max(pinned.begin, __reduce_max_sync(0xffffffffU, pinned.end));
-    __syncwarp();
     if (lane == 0) {
       const int window = a.own() + last + 1 - work.begin[0];
       work.kv_head = item / problem.blocks;
@@ -137,8 +136,8 @@ __device__ void draw_work(const ForwardProblem& problem, ForwardShared<D>& share
       work.tiles = work.pinned_tiles + (window + Shape::kKeys - 1) / Shape::kKeys;
       work.pinned_key = pinned.begin;
       work.window_key = work.begin[0];
-      shared.work_full[place.stage].arrive();
     }
+    arrive_warp(shared.work_full[place.stage]);
     item = __shfl_sync(0xffffffffU, next, 0);
   }
 }

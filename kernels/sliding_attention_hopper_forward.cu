@@ -211,7 +211,7 @@ class Multiplier {
         sink_[0] = load_float(problem_.args.sink[rows_.head(0)]) * kLog2OfE;
         sink_[1] = load_float(problem_.args.sink[rows_.head(1)]) * kLog2OfE;
       }
-      release(shared_.work_empty[place.stage]);
+      arrive_warp(shared_.work_empty[place.stage]);
       shared_.q_full[slot_.stage].wait(slot_.parity);
       attend();
       slot_.advance();
@@ -220,13 +220,6 @@ class Multiplier {
 
  private:
   static __device__ int turn(int group) { return 1 + group; }  // of named barriers
-
-  static __device__ void release(Barrier& barrier) {
-    __syncwarp();
-    if (lane_id() == 0) {
-      barrier.arrive();
-    }
-  }
 
   __device__ void multiply_keys(float (&s)[Shape::kKeys / 2]) {
     const Operand q =
@@ -266,9 +259,22 @@ class Multiplier {
     keep(s);
     release_keys();
     rows_.mask(s, 0);
-    softmax_.take(s);
-    pack(p, s);
-    for (int i = 1; i < rows_.tiles; ++i) {
+    bool rescales = softmax_.take(s);
+    for (int i = 1;; ++i) {
+      // The loop's edge keeps the wait behind the softmax: within a piece of straight code the
+      // assembler would move it ahead. All warps of a warpgroup come to the same wait.
+      wait_products<0>();
+      keep(out);
+      if (rescales) {
+        softmax_.rescale(out);
+      }
+      if (i > 1) {
+        release_values();
+      }
+      pack(p, s);
+      if (i == rows_.tiles) {
+        break;
+      }
       shared_.k_full[k_place_.stage].wait(k_place_.parity);
       named_sync(turn(group_), 2 * kGroupThreads);
       keep(out);
@@ -283,20 +289,9 @@ class Multiplier {
       keep(s);
       release_keys();
       rows_.mask(s, i);
-      // A wait on each way: as one before the branch, the assembler moves it ahead of the softmax.
-      if (softmax_.take(s)) {
-        wait_products<0>();
-        keep(out);
-        softmax_.rescale(out);
-      } else {
-        wait_products_here<0>();
-        keep(out);
-      }
-      keep(p);
-      release_values();
-      pack(p, s);
+      rescales = softmax_.take(s);
     }
-    release(shared_.q_empty[slot_.stage]);
+    arrive_warp(shared_.q_empty[slot_.stage]);
     shared_.v_full[v_place_.stage].wait(v_place_.parity);
     keep(out);
     keep(p);
@@ -309,12 +304,12 @@ class Multiplier {
   }
 
   __device__ void release_keys() {
-    release(shared_.k_empty[k_place_.stage]);
+    arrive_warp(shared_.k_empty[k_place_.stage]);
     k_place_.advance();
   }
 
   __device__ void release_values() {
-    release(shared_.v_empty[v_place_.stage]);
+    arrive_warp(shared_.v_empty[v_place_.stage]);
     v_place_.advance();
   }
 

@@ -258,17 +258,11 @@ class KeyConsumer {
   }
 
  private:
-  __device__ void release(int stage) const {
-    if (lane_id() == 0) {
-      barriers_.rows_empty[stage].arrive();
-    }
-  }
-
   // Tiles of rows that see keys of the other warpgroup alone.
   __device__ void pass(int tiles) {
     for (int i = 0; i < tiles; ++i) {
       barriers_.rows_full[at_.stage].wait(at_.parity);
-      release(at_.stage);
+      arrive_warp(barriers_.rows_empty[at_.stage]);
       at_.advance();
     }
   }
@@ -297,7 +291,7 @@ class KeyConsumer {
       wait_products<1>();
       keep(p);
       if (i > 0) {  // the products of the tile before are done as well
-        release((stage + kStages - 1) % kStages);
+        arrive_warp(barriers_.rows_empty[(stage + kStages - 1) % kStages]);
       }
       const float* statistics = memory_.statistics(stage);
       const std::int32_t* spans = memory_.spans(stage);
@@ -332,7 +326,7 @@ class KeyConsumer {
     keep(d_k);
     keep(d_v);
     if (tiles > 0) {
-      release((at_.stage + kStages - 1) % kStages);
+      arrive_warp(barriers_.rows_empty[(at_.stage + kStages - 1) % kStages]);
     }
     store(work, d_k, d_v);
   }
@@ -389,7 +383,7 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     }
     for (int i = 0; i < kStages; ++i) {
       barriers.rows_full[i].init(1);
-      barriers.rows_empty[i].init(kConsumers * kWarps);
+      barriers.rows_empty[i].init(kConsumers * kWarps * kWarpArrivals);
     }
     publish_barriers();
   }

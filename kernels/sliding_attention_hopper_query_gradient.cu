@@ -228,12 +228,6 @@ class QueryConsumer {
   }
 
  private:
-  __device__ void release(Barrier& barrier) const {
-    if (lane_id() == 0) {
-      barrier.arrive();
-    }
-  }
-
   __device__ void take(const QueryWork& work) {
     const RowValues values(rows_, args_.kv_heads, work, 2 * work.pair + consumer_);
     const int tiles = work.tiles(args_, rows_);
@@ -258,7 +252,7 @@ class QueryConsumer {
       wait_products<1>();
       keep(p);
       if (i > 0) {  // the products that added to dQ are done as well
-        release(barriers_.k_empty[(k_stage + kKStages - 1) % kKStages]);
+        arrive_warp(barriers_.k_empty[(k_stage + kKStages - 1) % kKStages]);
       }
 #pragma unroll
       for (int j = 0; j < kKeys / 2; ++j) {
@@ -267,9 +261,9 @@ class QueryConsumer {
       mask(p, work, values, i);
       wait_products<0>();
       keep(dz);
-      release(barriers_.v_empty[v_at_.stage]);
+      arrive_warp(barriers_.v_empty[v_at_.stage]);
       if (i == tiles - 1) {
-        release(barriers_.rows_empty[consumer_]);
+        arrive_warp(barriers_.rows_empty[consumer_]);
       }
 #pragma unroll
       for (int j = 0; j < kKeys / 2; ++j) {
@@ -288,7 +282,7 @@ class QueryConsumer {
     }
     wait_products<0>();
     keep(sum);
-    release(barriers_.k_empty[(k_at_.stage + kKStages - 1) % kKStages]);
+    arrive_warp(barriers_.k_empty[(k_at_.stage + kKStages - 1) % kKStages]);
     parity_ ^= 1;
     store(work, sum);
   }
@@ -356,15 +350,15 @@ __global__ void __launch_bounds__(kBackwardThreads, 1)
     constexpr int kWarps = kGroupThreads / 32;
     for (int i = 0; i < kConsumers; ++i) {
       barriers.rows_full[i].init(1);
-      barriers.rows_empty[i].init(kWarps);
+      barriers.rows_empty[i].init(kWarps * kWarpArrivals);
     }
     for (int i = 0; i < kKStages; ++i) {
       barriers.k_full[i].init(1);
-      barriers.k_empty[i].init(kConsumers * kWarps);
+      barriers.k_empty[i].init(kConsumers * kWarps * kWarpArrivals);
     }
     for (int i = 0; i < kVStages; ++i) {
       barriers.v_full[i].init(1);
-      barriers.v_empty[i].init(kConsumers * kWarps);
+      barriers.v_empty[i].init(kConsumers * kWarps * kWarpArrivals);
     }
     publish_barriers();
   }

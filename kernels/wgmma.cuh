@@ -76,12 +76,6 @@ __device__ void wait_products() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Left) : "memory");
 }
 
-// The same as another text, which the compiler does not merge with that on another branch.
-template <int Left>
-__device__ void wait_products_here() {
-  asm volatile("{ wgmma.wait_group.sync.aligned %0; }" ::"n"(Left) : "memory");
-}
-
 template <int N>
 __device__ void keep(float (&d)[N]) {
 #pragma unroll

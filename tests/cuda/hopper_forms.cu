@@ -217,6 +217,7 @@ __global__ void __launch_bounds__(3 * hopper::kGroupThreads, 1)
         y[i * kPieceElements + j] = ring[place.stage][j];
       }
       hopper::named_arrive(3 - group, 2 * hopper::kGroupThreads);
+      hopper::named_sync(2 + group, hopper::kGroupThreads);  // all threads have read
       if (lane == 0) {
         empty[place.stage].arrive();
       }
