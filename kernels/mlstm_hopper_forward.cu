@@ -95,10 +95,7 @@ class Reader {
     wait_products<0>();
     keep(sums);
     if constexpr (!kStoresTiles) {
-      __syncwarp();
-      if (lane_id() == 0) {
-        memory_.q_empty[slot].arrive();
-      }
+      arrive_warp(memory_.q_empty[slot]);
     }
     const float carry[2] = {values.carry[row_], values.carry[row_ + 8]};
 #pragma unroll
@@ -295,7 +292,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     segment_kernel(const __grid_constant__ SegmentMaps maps, const SegmentArgs args) {
 #if BIFOCAL_HOPPER_CODE
   // Who frees a tile of queries: the thread that waits for its stores, or each warp.
-  constexpr int kFreed = Form::kSlices == 1 ? 1 : kGroupThreads / kWarp;
+  constexpr int kFreed = Form::kSlices == 1 ? 1 : kGroupThreads / kWarp * kWarpArrivals;
   auto& memory = *reinterpret_cast<SegmentMemory<Form>*>(swizzle_memory());
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
