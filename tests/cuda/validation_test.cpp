@@ -23,8 +23,9 @@ ModelConfig teacher_config() {
   return config;
 }
 
-Validation measure(Device& device, std::size_t mixers) {
-  const std::unique_ptr<Communicator> self = make_self_communicator();
+Validation measure(Backend& backend, DType dtype, std::size_t mixers) {
+  Device device(dtype, backend);
+  const std::unique_ptr<Communicator> self = backend.communicator(make_self_communicator());
   TinyModel teacher(device.context(), teacher_config(), *self);
   TinyModel student(device.context(),
                     tiny_student(teacher_config(), tiny_students(teacher_config())[mixers].mixers),
@@ -60,13 +61,10 @@ void expect_close(const std::vector<double>& got, const std::vector<double>& wan
 // of three layers, the weights among them.
 TEST(CudaValidation, IsThatOfTheHost) {
   for (const std::size_t mixers : {0U, 2U, 4U}) {
-    Device host(DType::f64);
-    const Validation want = measure(host, mixers);
+    const Validation want = measure(*make_cpu_backend(0), DType::f64, mixers);
     for (const DType dtype : {DType::f32, DType::bf16}) {
       SCOPED_TRACE(name_of(dtype));
-      const std::unique_ptr<Backend> backend = make_cuda_backend(0, 0);
-      Device device(dtype, *backend);
-      const Validation got = measure(device, mixers);
+      const Validation got = measure(*make_cuda_backend(0, 0), dtype, mixers);
       const double bound = dtype == DType::f32 ? 1e-4 : 0.05;
       EXPECT_EQ(got.rows, kRows);
       expect_close(got.branches.gate_means, want.branches.gate_means, bound);
