@@ -11,6 +11,7 @@
 #include <array>
 #include <cmath>
 #include <cstdint>
+#include <tuple>
 
 #include "ops/sliding_attention.h"
 
@@ -19,6 +20,11 @@ namespace bifocal {
 inline constexpr std::int64_t kQueryBlock = 32;
 inline constexpr std::int64_t kKeyTile = 256;
 static_assert(kKeyTile % kQueryBlock == 0);
+
+// All tensors of floating point among the inputs, for run_widened().
+inline constexpr auto kAttentionTensors = [](auto& inputs) {
+  return std::tie(inputs.q, inputs.k, inputs.v, inputs.sink, inputs.pinned_k, inputs.pinned_v);
+};
 
 // The inputs as arrays.
 template <class T>

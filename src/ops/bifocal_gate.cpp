@@ -2,6 +2,7 @@
 #include "ops/bifocal_gate.h"
 
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -94,11 +95,19 @@ void BifocalGateBackward::check() const {
   require_tensor(kWhere, "gate", gate, type, {far.shape[0], far.shape[1]});
 }
 
-void run(CpuStream& /*stream*/, const BifocalGateForward& op) {
+void run(CpuStream& stream, const BifocalGateForward& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.far, o.near, o.gate); })) {
+    return;
+  }
   dispatch_real(kWhere, op.y.dtype, [&](auto type) { mix<decltype(type)>(op); });
 }
 
-void run(CpuStream& /*stream*/, const BifocalGateBackward& op) {
+void run(CpuStream& stream, const BifocalGateBackward& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tie(o.d_far, o.d_near, o.d_gate, o.d_y, o.far, o.near, o.gate);
+      })) {
+    return;
+  }
   dispatch_real(kWhere, op.d_far.dtype, [&](auto type) { differentiate<decltype(type)>(op); });
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -283,7 +284,11 @@ void AlignLoss::check() const {
   }
 }
 
-void run(CpuStream&, const DistillLoss& op) {
+void run(CpuStream& stream, const DistillLoss& op) {
+  if (run_widened(
+          stream, op, [](auto& o) { return std::tie(o.d_student, o.student, o.teacher); })) {
+    return;
+  }
   require_next_ids(op);
   dispatch_real(kWhere, op.student.dtype, [&]<class T>(T) {
     const std::int64_t nanoseconds = 100 + 2 * op.student.shape[1];
@@ -295,7 +300,11 @@ void run(CpuStream&, const DistillLoss& op) {
   });
 }
 
-void run(CpuStream&, const AlignLoss& op) {
+void run(CpuStream& stream, const AlignLoss& op) {
+  if (run_widened(
+          stream, op, [](auto& o) { return std::tie(o.d_student, o.student, o.teacher); })) {
+    return;
+  }
   dispatch_real(kAlignWhere, op.student.dtype, [&]<class T>(T) { align<T>(op); });
 }
 

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -96,7 +97,10 @@ void Cast::check() const {
   require_tensor(kWhere, "y", y, y.dtype, y.shape);
 }
 
-void run(CpuStream&, const Add& op) {
+void run(CpuStream& stream, const Add& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.a, o.b); })) {
+    return;
+  }
   dispatch_real(kWhere, op.y.dtype, [&]<class T>(T) {
     T* y = op.y.as<T>();
     const T* a = op.a.as<T>();

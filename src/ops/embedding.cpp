@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -69,12 +70,18 @@ void EmbeddingBackward::check() const {
   require_tensor(kWhere, "d_y", d_y, d_y.dtype, {ids.shape[0], d_table.shape[1]});
 }
 
-void run(CpuStream&, const EmbeddingForward& op) {
+void run(CpuStream& stream, const EmbeddingForward& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.table); })) {
+    return;
+  }
   require_ids(op.ids, op.table.shape[0]);
   dispatch_real(kWhere, op.y.dtype, [&]<class T>(T) { forward<T>(op); });
 }
 
-void run(CpuStream&, const EmbeddingBackward& op) {
+void run(CpuStream& stream, const EmbeddingBackward& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.d_table, o.d_y); })) {
+    return;
+  }
   require_ids(op.ids, op.d_table.shape[0]);
   dispatch_real(kWhere, op.d_y.dtype, [&]<class T>(T) { backward<T>(op); });
 }

@@ -5,6 +5,7 @@
 
 #include "ops/blas.h"
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -154,11 +155,19 @@ void FeatureMapBackward::check() const {
   require_tensor(kWhere, "d_weight", d_weight, wide ? DType::f32 : y.dtype, weight.shape);
 }
 
-void run(CpuStream& /*stream*/, const FeatureMapForward& op) {
+void run(CpuStream& stream, const FeatureMapForward& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.x, o.weight); })) {
+    return;
+  }
   dispatch_real("feature_map", op.y.dtype, [&](auto zero) { forward<decltype(zero)>(op); });
 }
 
-void run(CpuStream& /*stream*/, const FeatureMapBackward& op) {
+void run(CpuStream& stream, const FeatureMapBackward& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tie(o.d_x, o.d_weight, o.d_y, o.y, o.x, o.weight);
+      })) {
+    return;
+  }
   dispatch_real(
       "feature_map backward", op.y.dtype, [&](auto zero) { backward<decltype(zero)>(op); });
 }

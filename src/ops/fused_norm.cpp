@@ -4,6 +4,7 @@
 #include "ops/elementwise.h"
 #include "ops/rms_norm.h"
 #include "ops/rope.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -38,11 +39,17 @@ void NormRope::check() const {
 }
 
 void run(CpuStream& stream, const AddRmsNorm& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.z, o.a, o.b, o.weight); })) {
+    return;
+  }
   run(stream, Add{op.y, op.a, op.b});
   run(stream, RmsNormForward{op.z, op.y, op.weight, op.eps});
 }
 
 void run(CpuStream& stream, const NormRope& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.x, o.weight, o.cos, o.sin); })) {
+    return;
+  }
   const Shape rows = rows_of_heads(op.x.shape);
   run(stream, RmsNormForward{op.y.reshape(rows), op.x.reshape(rows), op.weight, op.eps});
   run(stream, RopeRotate{op.y, op.cos, op.sin});

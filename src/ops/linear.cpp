@@ -6,6 +6,7 @@
 
 #include "ops/blas.h"
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -187,15 +188,24 @@ void LinearBackwardWeight::check() const {
   }
 }
 
-void run(CpuStream&, const LinearForward& op) {
+void run(CpuStream& stream, const LinearForward& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.x, o.weight, o.bias); })) {
+    return;
+  }
   dispatch_real(kWhere, op.x.dtype, [&]<class T>(T) { forward<T>(op); });
 }
 
-void run(CpuStream&, const LinearBackwardInput& op) {
+void run(CpuStream& stream, const LinearBackwardInput& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.d_x, o.d_y, o.weight); })) {
+    return;
+  }
   dispatch_real(kWhere, op.d_x.dtype, [&]<class T>(T) { backward_input<T>(op); });
 }
 
-void run(CpuStream&, const LinearBackwardWeight& op) {
+void run(CpuStream& stream, const LinearBackwardWeight& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.d_weight, o.d_bias, o.d_y, o.x); })) {
+    return;
+  }
   dispatch_real(kWhere, op.x.dtype, [&]<class T>(T) { backward_weight<T>(op); });
 }
 

@@ -6,6 +6,7 @@
 
 #include <limits>
 #include <memory>
+#include <tuple>
 
 #include <omp.h>
 
@@ -33,6 +34,18 @@ template <class T>
 std::unique_ptr<T[]> make_scratch(std::int64_t size) {
   return std::make_unique_for_overwrite<T[]>(static_cast<std::size_t>(size));
 }
+
+// All tensors of floating point among the inputs, for run_widened().
+inline constexpr auto kMlstmTensors = [](auto& inputs) {
+  return std::tie(inputs.q,
+                  inputs.k,
+                  inputs.v,
+                  inputs.i_gate,
+                  inputs.f_gate,
+                  inputs.initial.c,
+                  inputs.initial.n,
+                  inputs.initial.m);
+};
 
 // The inputs of one state in one chunk. length tokens, readers query heads, dim features and width
 // = dim + 1 value columns. Rows of k, v and q lie stride elements apart.

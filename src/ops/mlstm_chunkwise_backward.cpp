@@ -3,6 +3,7 @@
 #include <array>
 
 #include "ops/mlstm_reverse.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -311,7 +312,23 @@ void backward(const MlstmBackward& op) {
 
 }  // namespace
 
-void run(CpuStream& /*stream*/, const MlstmBackward& op) {
+void run(CpuStream& stream, const MlstmBackward& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tuple_cat(std::tie(o.d_q,
+                                       o.d_k,
+                                       o.d_v,
+                                       o.d_i_gate,
+                                       o.d_f_gate,
+                                       o.d_initial_c,
+                                       o.d_initial_n,
+                                       o.d_h,
+                                       o.h,
+                                       o.d_final_c,
+                                       o.d_final_n),
+                              kMlstmTensors(o.inputs));
+      })) {
+    return;
+  }
   dispatch_real("mlstm backward", op.d_q.dtype, [&](auto zero) { backward<decltype(zero)>(op); });
 }
 

@@ -1,5 +1,6 @@
 // The mLSTM's training path, forward: products inside chunks, one state between them.
 #include "ops/mlstm_chunk.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -149,7 +150,13 @@ void forward(const MlstmForward& op) {
 
 }  // namespace
 
-void run(CpuStream& /*stream*/, const MlstmForward& op) {
+void run(CpuStream& stream, const MlstmForward& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tuple_cat(std::tie(o.h, o.final.c, o.final.n, o.final.m),
+                              kMlstmTensors(o.inputs));
+      })) {
+    return;
+  }
   dispatch_real("mlstm", op.h.dtype, [&](auto zero) { forward<decltype(zero)>(op); });
 }
 

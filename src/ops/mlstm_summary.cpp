@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "ops/mlstm_reverse.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -161,7 +162,12 @@ void gradient_fold(const MlstmGradientFold& op) {
 
 }  // namespace
 
-void run(CpuStream& /*stream*/, const MlstmSummarise& op) {
+void run(CpuStream& stream, const MlstmSummarise& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tuple_cat(std::tie(o.summary), kMlstmTensors(o.inputs));
+      })) {
+    return;
+  }
   dispatch_real(
       "mlstm summary", op.summary.dtype, [&](auto zero) { summarise<decltype(zero)>(op); });
 }
@@ -170,7 +176,12 @@ void run(CpuStream& /*stream*/, const MlstmFold& op) {
   dispatch_real("mlstm fold", op.state.c.dtype, [&](auto zero) { fold<decltype(zero)>(op); });
 }
 
-void run(CpuStream& /*stream*/, const MlstmGradientSummarise& op) {
+void run(CpuStream& stream, const MlstmGradientSummarise& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tuple_cat(std::tie(o.summary, o.d_h, o.h), kMlstmTensors(o.inputs));
+      })) {
+    return;
+  }
   dispatch_real("mlstm gradient summary", op.summary.dtype, [&](auto zero) {
     gradient_summarise<decltype(zero)>(op);
   });

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -151,11 +152,18 @@ void RmsNormBackward::check() const {
   }
 }
 
-void run(CpuStream&, const RmsNormForward& op) {
+void run(CpuStream& stream, const RmsNormForward& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.x, o.weight); })) {
+    return;
+  }
   dispatch_real(kWhere, op.y.dtype, [&]<class T>(T) { forward<T>(op); });
 }
 
-void run(CpuStream&, const RmsNormBackward& op) {
+void run(CpuStream& stream, const RmsNormBackward& op) {
+  if (run_widened(
+          stream, op, [](auto& o) { return std::tie(o.d_x, o.d_weight, o.d_y, o.x, o.weight); })) {
+    return;
+  }
   dispatch_real(kWhere, op.d_x.dtype, [&]<class T>(T) { backward<T>(op); });
 }
 

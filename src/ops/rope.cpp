@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -102,7 +103,10 @@ void run(CpuStream&, const RopeTable& op) {
   dispatch_real(kWhere, op.cos.dtype, [&]<class T>(T) { table<T>(op); });
 }
 
-void run(CpuStream&, const RopeRotate& op) {
+void run(CpuStream& stream, const RopeRotate& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.x, o.cos, o.sin); })) {
+    return;
+  }
   dispatch_real(kWhere, op.x.dtype, [&]<class T>(T) { rotate<T>(op); });
 }
 

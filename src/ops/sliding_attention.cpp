@@ -9,6 +9,7 @@
 #include "ops/attention_tile.h"
 #include "ops/blas.h"
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -237,7 +238,12 @@ void SlidingAttentionForward::check() const {
   require_tensor(kWhere, "lse", lse, sum_type(out.dtype), {inputs.q.shape[0], inputs.q.shape[1]});
 }
 
-void run(CpuStream& /*stream*/, const SlidingAttentionForward& op) {
+void run(CpuStream& stream, const SlidingAttentionForward& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tuple_cat(std::tie(o.out, o.lse), kAttentionTensors(o.inputs));
+      })) {
+    return;
+  }
   require_key_ranges(op.inputs);
   dispatch_real(kWhere, op.out.dtype, [&](auto type) { attend<decltype(type)>(op); });
 }

@@ -14,6 +14,7 @@
 #include "ops/blas.h"
 #include "ops/sliding_attention.h"
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -320,7 +321,15 @@ void SlidingAttentionBackward::check() const {
   }
 }
 
-void run(CpuStream& /*stream*/, const SlidingAttentionBackward& op) {
+void run(CpuStream& stream, const SlidingAttentionBackward& op) {
+  if (run_widened(stream, op, [](auto& o) {
+        return std::tuple_cat(
+            std::tie(
+                o.d_q, o.d_k, o.d_v, o.d_sink, o.d_pinned_k, o.d_pinned_v, o.d_out, o.out, o.lse),
+            kAttentionTensors(o.inputs));
+      })) {
+    return;
+  }
   require_key_ranges(op.inputs);
   dispatch_real(kWhere, op.d_out.dtype, [&](auto type) { differentiate<decltype(type)>(op); });
 }

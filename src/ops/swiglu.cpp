@@ -2,6 +2,7 @@
 #include "ops/swiglu.h"
 
 #include "ops/vector_math.h"
+#include "ops/widened.h"
 
 namespace bifocal {
 
@@ -61,11 +62,18 @@ void SwigluBackward::check() const {
   require_tensor(kWhere, "d_up", d_up, d_y.dtype, shape);
 }
 
-void run(CpuStream&, const SwigluForward& op) {
+void run(CpuStream& stream, const SwigluForward& op) {
+  if (run_widened(stream, op, [](auto& o) { return std::tie(o.y, o.gate, o.up); })) {
+    return;
+  }
   dispatch_real(kWhere, op.y.dtype, [&]<class T>(T) { forward<T>(op); });
 }
 
-void run(CpuStream&, const SwigluBackward& op) {
+void run(CpuStream& stream, const SwigluBackward& op) {
+  if (run_widened(
+          stream, op, [](auto& o) { return std::tie(o.d_gate, o.d_up, o.d_y, o.gate, o.up); })) {
+    return;
+  }
   dispatch_real(kWhere, op.d_y.dtype, [&]<class T>(T) { backward<T>(op); });
 }
 

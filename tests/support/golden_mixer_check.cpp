@@ -50,11 +50,16 @@ std::vector<std::pair<std::string, View LayerTensors<View>::*>> fields() {
 
 class MixerCheck {
  public:
-  MixerCheck(const std::filesystem::path& path, DType dtype, Communicator& group, Backend& backend)
+  MixerCheck(const std::filesystem::path& path,
+             DType dtype,
+             Communicator& group,
+             Backend& backend,
+             GoldenValues* kept = nullptr)
       : path_(path),
         file_(path),
         tolerance_(golden_tolerance(dtype, path)),
         group_(group),
+        kept_values_(kept),
         context_{backend.stream(), backend.memory(), dtype},
         layout_(file_.starts(), group, context_) {}
 
@@ -120,6 +125,10 @@ class MixerCheck {
   void compare(const std::string& name,
                const std::vector<double>& got,
                const std::vector<double>& want) const {
+    if (kept_values_ != nullptr) {
+      (*kept_values_)[name] = {got, want};
+      return;
+    }
     const Difference d = difference(got, want);
     double bound = tolerance_.output * d.scale;
     if (name.starts_with("grad/")) {
@@ -168,6 +177,7 @@ class MixerCheck {
   GoldenFile file_;
   GoldenTolerance tolerance_;
   Communicator& group_;
+  GoldenValues* kept_values_;  // null: values are judged
   Memory host_;
   Context context_;
   RowLayout layout_;
@@ -181,6 +191,15 @@ void check_golden_mixer(const std::filesystem::path& path,
                         Communicator& group,
                         Backend& backend) {
   MixerCheck(path, dtype, group, backend).run_all();
+}
+
+GoldenValues golden_mixer_values(const std::filesystem::path& path,
+                                 DType dtype,
+                                 Communicator& group,
+                                 Backend& backend) {
+  GoldenValues values;
+  MixerCheck(path, dtype, group, backend, &values).run_all();
+  return values;
 }
 
 void check_golden_mixer(const std::filesystem::path& path, DType dtype, Communicator& group) {

@@ -55,10 +55,12 @@ class ModelCheck {
   ModelCheck(const std::filesystem::path& path,
              const GoldenModelRun& run,
              std::unique_ptr<Communicator> world,
-             Backend& backend)
+             Backend& backend,
+             GoldenValues* kept = nullptr)
       : path_(path),
         file_(path),
         run_(run),
+        kept_(kept),
         tolerance_(golden_tolerance(run.dtype, path)),
         mesh_(std::move(world), {.data = 1, .sequence = 0}),
         context_{backend.stream(), backend.memory(), run.dtype},
@@ -75,7 +77,8 @@ class ModelCheck {
             mesh_.world(),
             {run.sharded_weights ? Weights::Placement::sharded : Weights::Placement::replicated,
              run.dtype,
-             Region::weights}),
+             Region::weights,
+             true}),
         teacher_(context_, as_teacher(config_), teacher_weights_),
         student_(context_, config_, student_weights_),
         gradients_(context_, student_table_, mesh_.world()),
@@ -101,7 +104,7 @@ class ModelCheck {
         weights,
         [&](const Parameter& parameter, std::int64_t first, const TensorView& destination) {
           CpuStream cpu;
-          const Tensor whole = file_.tensor(host_, run_.dtype, group + "/" + parameter.name);
+          const Tensor whole = file_.tensor(host_, DType::f64, group + "/" + parameter.name);
           const ConstTensorView flat = whole.reshape({whole.size()});
           run(cpu, Cast{.y = destination, .x = flat.rows(first, first + destination.size())});
         });
@@ -117,7 +120,18 @@ class ModelCheck {
     return run_.ulysses ? TeacherPlacement::ulysses : TeacherPlacement::look_ahead;
   }
 
+  // Keeps values instead, where they are not to be judged.
+  bool keeps(const std::string& name,
+             const std::vector<double>& got,
+             const std::vector<double>& want) const {
+    if (kept_ != nullptr) {
+      (*kept_)[name] = {got, want};
+    }
+    return kept_ != nullptr;
+  }
+
   void compare(const std::string& name, const std::vector<double>& got, double bound) const {
+    if (keeps(name, got, file_.values(name))) return;
     const Difference d = difference(got, file_.values(name));
     EXPECT_LE(d.largest, bound) << path_.filename() << " " << name << " on " << mesh_.world().size()
                                 << " ranks: " << d.describe();
@@ -131,8 +145,10 @@ class ModelCheck {
     Head(context_, config_, decoder.weights()).logits(hidden, logits);
     const std::vector<double>& all = file_.values(name);
     const auto first = all.begin() + shard.layout.begin() * config_.vocabulary;
-    const Difference d =
-        difference(values_of(context_, logits), std::vector<double>(first, first + logits.size()));
+    const std::vector<double> want(first, first + logits.size());
+    const std::vector<double> got = values_of(context_, logits);
+    if (keeps(name, got, want)) return;
+    const Difference d = difference(got, want);
     EXPECT_LE(d.largest, tolerance_.output * d.scale)
         << path_.filename() << " " << name << ": " << d.describe();
   }
@@ -150,13 +166,13 @@ class ModelCheck {
         const std::vector<double>& want = file_.values(name);
         double scale = floor;
         for (const double value : want) scale = std::max(scale, std::abs(value));
-        double worst = 0.0;
-        for (std::int64_t i = 0; i < piece.count; ++i) {
-          const double value = got[static_cast<std::size_t>(piece.offset + i)] * unit_factors[unit];
-          worst =
-              std::max(worst, std::abs(value - want[static_cast<std::size_t>(piece.first + i)]));
-        }
-        EXPECT_LE(worst, tolerance_.gradient * scale)
+        std::vector<double> own(got.begin() + piece.offset,
+                                got.begin() + piece.offset + piece.count);
+        for (double& value : own) value *= unit_factors[unit];
+        const auto first = want.begin() + piece.first;
+        const std::vector<double> own_want(first, first + piece.count);
+        if (keeps(name, own, own_want)) continue;
+        EXPECT_LE(difference(own, own_want).largest, tolerance_.gradient * scale)
             << path_.filename() << " " << name << " on " << mesh_.world().size() << " ranks";
       }
     }
@@ -226,6 +242,7 @@ class ModelCheck {
   void check_relative(const std::string& name, const std::vector<double>& got, double bound) const {
     const std::vector<double>& want = file_.values(name);
     ASSERT_EQ(got.size(), want.size());
+    if (keeps(name, got, want)) return;
     for (std::size_t i = 0; i < got.size(); ++i) {
       EXPECT_LE(std::abs(got[i] - want[i]), bound * std::abs(want[i]))
           << path_.filename() << " " << name << " step " << i;
@@ -251,6 +268,7 @@ class ModelCheck {
   std::filesystem::path path_;
   GoldenFile file_;
   GoldenModelRun run_;
+  GoldenValues* kept_;  // null: values are judged
   GoldenTolerance tolerance_;
   Mesh mesh_;
   Memory host_;
@@ -273,6 +291,15 @@ void check_golden_model(const std::filesystem::path& path,
                         std::unique_ptr<Communicator> world,
                         Backend& backend) {
   ModelCheck(path, run, std::move(world), backend).run_all();
+}
+
+GoldenValues golden_model_values(const std::filesystem::path& path,
+                                 const GoldenModelRun& run,
+                                 std::unique_ptr<Communicator> world,
+                                 Backend& backend) {
+  GoldenValues values;
+  ModelCheck(path, run, std::move(world), backend, &values).run_all();
+  return values;
 }
 
 void check_golden_model(const std::filesystem::path& path,

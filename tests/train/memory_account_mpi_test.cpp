@@ -8,7 +8,8 @@ namespace bifocal::test {
 namespace {
 
 void check(const AccountCase& account) {
-  AccountRun(account, test_world().split(0)).check();
+  const std::unique_ptr<Backend> cpu = make_cpu_backend(0);
+  AccountRun(account, test_world().split(0), *cpu).check();
 }
 
 AccountCase on_mesh(const std::string& name, StageKind stage, std::int64_t sequence) {

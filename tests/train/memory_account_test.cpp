@@ -5,7 +5,8 @@ namespace bifocal::test {
 namespace {
 
 void check(const AccountCase& account) {
-  AccountRun(account, make_self_communicator()).check();
+  const std::unique_ptr<Backend> cpu = make_cpu_backend(0);
+  AccountRun(account, make_self_communicator(), *cpu).check();
 }
 
 AccountCase one_rank(const std::string& name, StageKind stage) {
