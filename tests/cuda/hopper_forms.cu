@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(3 * hopper::kGroupThreads, 1)
   if (threadIdx.x == 0) {
     for (int i = 0; i < kStages; ++i) {
       full[i].init(1);
-      empty[i].init(2);
+      empty[i].init(2 * hopper::kGroupThreads / kWarp * hopper::kWarpArrivals);
     }
     hopper::publish_barriers();
   }
@@ -217,10 +217,7 @@ __global__ void __launch_bounds__(3 * hopper::kGroupThreads, 1)
         y[i * kPieceElements + j] = ring[place.stage][j];
       }
       hopper::named_arrive(3 - group, 2 * hopper::kGroupThreads);
-      hopper::named_sync(2 + group, hopper::kGroupThreads);  // all threads have read
-      if (lane == 0) {
-        empty[place.stage].arrive();
-      }
+      hopper::arrive_warp(empty[place.stage]);
     }
   }
 #endif
