@@ -14,7 +14,14 @@ herr_t append_reason(unsigned /*depth*/, const H5E_error2_t* error, void* text) 
   return 0;
 }
 
+std::recursive_mutex& library_mutex() {
+  static std::recursive_mutex mutex;
+  return mutex;
+}
+
 }  // namespace
+
+Hdf5Lock::Hdf5Lock() : lock_(library_mutex()) {}
 
 void silence_hdf5() {
   // The library keeps one error stack, with its printing setting, per thread.
@@ -30,6 +37,7 @@ std::string hdf5_reason() {
 
 Hdf5Handle::~Hdf5Handle() {
   if (id_ >= 0) {
+    const Hdf5Lock lock;
     silence_hdf5();
     close_(id_);
   }

@@ -1,6 +1,7 @@
 // Owning handles over the HDF5 C library and the check of its calls.
 #pragma once
 
+#include <mutex>
 #include <source_location>
 #include <string>
 #include <utility>
@@ -10,6 +11,17 @@
 #include "core/error.h"
 
 namespace bifocal {
+
+// Held during every call of the library, by the macro below and by whoever calls without it: one
+// thread at a time, whether or not the library was built to lock itself. A thread may take it
+// again.
+class [[nodiscard]] Hdf5Lock {
+ public:
+  Hdf5Lock();
+
+ private:
+  std::unique_lock<std::recursive_mutex> lock_;
+};
 
 // Stops the library from printing its error stack on the calling thread; failures are thrown.
 void silence_hdf5();
@@ -62,5 +74,9 @@ class Hdf5Handle {
 }  // namespace bifocal
 
 // The value of an HDF5 call, or an Error that names the call, its place and the library's reason.
-#define BIFOCAL_HDF5(call) \
-  (::bifocal::silence_hdf5(), ::bifocal::check_hdf5((call), #call, std::source_location::current()))
+#define BIFOCAL_HDF5(call)                                      \
+  ([&](const std::source_location bifocal_place) {              \
+    const ::bifocal::Hdf5Lock bifocal_lock;                     \
+    ::bifocal::silence_hdf5();                                  \
+    return ::bifocal::check_hdf5((call), #call, bifocal_place); \
+  }(std::source_location::current()))

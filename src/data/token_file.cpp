@@ -51,6 +51,7 @@ void write_attribute(hid_t file, const char* name, std::int64_t value) {
 }
 
 std::string read_text_attribute(hid_t file, const char* name) {
+  const Hdf5Lock lock;
   const Hdf5Handle attribute(BIFOCAL_HDF5(H5Aopen(file, name, H5P_DEFAULT)), H5Aclose);
   const Hdf5Handle stored(BIFOCAL_HDF5(H5Aget_type(attribute.get())), H5Tclose);
   BIFOCAL_REQUIRE(H5Tget_class(stored.get()) == H5T_STRING &&
@@ -100,7 +101,7 @@ std::pair<Hdf5Handle, std::int64_t> open_dataset(hid_t file, const char* name) {
       access.get(), H5D_CHUNK_CACHE_NSLOTS_DEFAULT, kChunkCache, H5D_CHUNK_CACHE_W0_DEFAULT));
   Hdf5Handle dataset(BIFOCAL_HDF5(H5Dopen2(file, name, access.get())), H5Dclose);
   const Hdf5Handle space(BIFOCAL_HDF5(H5Dget_space(dataset.get())), H5Sclose);
-  BIFOCAL_REQUIRE(H5Sget_simple_extent_ndims(space.get()) == 1,
+  BIFOCAL_REQUIRE(BIFOCAL_HDF5(H5Sget_simple_extent_ndims(space.get())) == 1,
                   "[token_file] dataset {} should have one dimension",
                   name);
   hsize_t extent = 0;
