@@ -1,13 +1,12 @@
 // Saving and loading of checkpoints by all ranks together.
 #include "checkpoint/checkpoint.h"
 
-#include <algorithm>
-#include <functional>
 #include <map>
-#include <memory>
 
+#include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/hdf5_file.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/run_together.h"
 #include "checkpoint/step_directory.h"
 #include "core/file.h"
 #include "core/sha256.h"
@@ -18,78 +17,6 @@ namespace bifocal {
 namespace fs = std::filesystem;
 
 namespace {
-
-// Runs `work` on this rank. An error on any rank becomes the same Error on every rank.
-void run_together(Communicator& group, const std::function<void()>& work) {
-  std::string error;
-  try {
-    work();
-  } catch (const std::exception& caught) {
-    error = caught.what();
-    if (error.empty()) {
-      error = "unknown error";
-    }
-  }
-  require_all(group, error);
-}
-
-std::string rank_file_name(int rank) {
-  return fmt::format("rank_{:05}.h5", rank);
-}
-
-// "bytes sha256" of a file, so that it can be gathered.
-std::string fingerprint(const fs::path& path) {
-  return fmt::format("{} {}", fs::file_size(path), sha256_hex_of_file(path));
-}
-
-std::vector<ManifestFile> files_of(const std::vector<std::string>& fingerprints) {
-  std::vector<ManifestFile> files;
-  files.reserve(fingerprints.size());
-  for (const std::string& text : fingerprints) {
-    files.push_back({rank_file_name(static_cast<int>(files.size())),
-                     std::stoll(text),
-                     text.substr(text.find(' ') + 1)});
-  }
-  return files;
-}
-
-void save(const fs::path& directory,
-          const CheckpointInfo& info,
-          const std::vector<ShardedTensor>& tensors,
-          Communicator& group) {
-  const fs::path unfinished = unfinished_path(directory, info.step);
-  const bool leads = group.rank() == 0;
-  std::string description;
-  run_together(group, [&] {
-    BIFOCAL_REQUIRE(info.step >= 0, "[checkpoint] wanted a step of at least 0, got {}", info.step);
-    description = describe(tensors);
-    if (leads) {
-      fs::create_directories(directory);
-      remove_unfinished(directory);
-    }
-  });
-  const std::vector<std::string> descriptions = gather_texts(group, description);
-  Manifest manifest;
-  manifest.info = info;
-  manifest.ranks = group.size();
-  std::string print;
-  run_together(group, [&] {
-    manifest.tensors = join(descriptions);
-    fs::create_directory(unfinished);
-    const fs::path path = unfinished / rank_file_name(group.rank());
-    write_rank_file(path, info.step, group.rank(), tensors);
-    fsync_directory(unfinished);
-    print = fingerprint(path);
-  });
-  manifest.files = files_of(gather_texts(group, print));
-  run_together(group, [&] {
-    if (leads) {
-      write_view_file(unfinished / "checkpoint.h5", manifest);
-      write_file_atomically(unfinished / kManifestName, to_text(manifest));
-      publish_step(directory, info.step);
-    }
-  });
-}
 
 // Where some elements of a wanted tensor come from.
 struct Read {
@@ -154,23 +81,11 @@ void check_file(const fs::path& path, const ManifestFile& wanted) {
 void save_checkpoint(const fs::path& directory,
                      const CheckpointInfo& info,
                      const std::vector<ShardedTensor>& tensors,
-                     std::int64_t keep,
+                     const KeepRule& keep,
                      Communicator& group) {
-  try {
-    save(directory, info, tensors, group);
-  } catch (const Error&) {
-    // Every rank comes here. What is left is not a checkpoint, but its space may be what is wanted.
-    if (group.rank() == 0) {
-      std::error_code ignored;
-      fs::remove_all(unfinished_path(directory, info.step), ignored);
-    }
-    throw;
-  }
-  run_together(group, [&] {
-    if (group.rank() == 0) {
-      remove_old_steps(directory, keep, info.step);
-    }
-  });
+  CheckpointWriter writer(directory, keep, group);
+  writer.start(info, tensors);
+  writer.finish();
 }
 
 std::optional<fs::path> latest_checkpoint(const fs::path& directory) {

@@ -34,15 +34,21 @@ struct CheckpointInfo {
   std::int64_t skipped = 0;     // of stage_step, those without an update
 };
 
+// Which complete checkpoints stay when another one is complete.
+struct KeepRule {
+  std::int64_t newest = 0;        // this many of the newest; 0: all
+  std::int64_t multiples_of = 0;  // besides, those whose step is a multiple of it; 0: none
+};
+
 // Collective. Writes `directory`/step_N (see docs/checkpoint_format.md) and returns once it is
-// complete; then deletes all but the newest `keep` complete ones, never the one just written (0:
-// deletes none). A complete step_N that is there already is replaced in one step. The ranges that
-// the ranks pass must cover each tensor once. The group's ranks must see one file system. On
-// failure the same Error on every rank, earlier checkpoints untouched.
+// complete; then deletes all that `keep` does not spare, never the one just written. A complete
+// step_N that is there already is replaced in one step. The ranges that the ranks pass must cover
+// each tensor once. The group's ranks must see one file system. On failure the same Error on every
+// rank, earlier checkpoints untouched. CheckpointWriter does the same beside other work.
 void save_checkpoint(const std::filesystem::path& directory,
                      const CheckpointInfo& info,
                      const std::vector<ShardedTensor>& tensors,
-                     std::int64_t keep,
+                     const KeepRule& keep,
                      Communicator& group);
 
 // The newest complete checkpoint's directory; nothing where there is none. One whose manifest is

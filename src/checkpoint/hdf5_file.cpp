@@ -5,6 +5,7 @@
 #include <array>
 #include <limits>
 
+#include "checkpoint/background_task.h"
 #include "core/file.h"
 
 namespace bifocal {
@@ -64,16 +65,37 @@ void write_attribute(hid_t object, const char* name, std::int64_t value) {
   BIFOCAL_HDF5(H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value));
 }
 
-void write_dataset(hid_t file, const std::string& path, const ShardedTensor& tensor) {
+// Elements [begin, begin + n) of a range, whose dataset it is.
+void write_piece(hid_t dataset, const ShardedTensor& tensor, std::int64_t begin, std::int64_t n) {
+  const TensorView flat = tensor.data.reshape({tensor.data.size()});
+  const Hdf5Handle stored(BIFOCAL_HDF5(H5Dget_space(dataset)), H5Sclose);
+  const Hdf5Handle held = flat_space(n);
+  const auto offset = static_cast<hsize_t>(begin);
+  const auto size = static_cast<hsize_t>(n);
+  BIFOCAL_HDF5(H5Sselect_hyperslab(stored.get(), H5S_SELECT_SET, &offset, nullptr, &size, nullptr));
+  BIFOCAL_HDF5(H5Dwrite(dataset,
+                        memory_type(flat.dtype),
+                        held.get(),
+                        stored.get(),
+                        H5P_DEFAULT,
+                        flat.rows(begin, begin + n).data));
+}
+
+void write_dataset(hid_t file,
+                   const std::string& path,
+                   const ShardedTensor& tensor,
+                   const std::stop_token& stop) {
   const std::int64_t n = tensor.end - tensor.begin;
   // Chunks of equal size, since the last one is stored whole even if it holds little.
   const std::int64_t most = kMaxChunkBytes / static_cast<std::int64_t>(size_of(tensor.data.dtype));
   const std::int64_t num_chunks = (n + most - 1) / most;
-  const auto chunk = static_cast<hsize_t>((n + num_chunks - 1) / num_chunks);
+  const std::int64_t chunk = (n + num_chunks - 1) / num_chunks;
+  const auto chunk_size = static_cast<hsize_t>(chunk);
   const Hdf5Handle creation(BIFOCAL_HDF5(H5Pcreate(H5P_DATASET_CREATE)), H5Pclose);
-  BIFOCAL_HDF5(H5Pset_chunk(creation.get(), 1, &chunk));
+  BIFOCAL_HDF5(H5Pset_chunk(creation.get(), 1, &chunk_size));
   BIFOCAL_HDF5(H5Pset_fletcher32(creation.get()));
   BIFOCAL_HDF5(H5Pset_fill_time(creation.get(), H5D_FILL_TIME_NEVER));
+  BIFOCAL_HDF5(H5Pset_obj_track_times(creation.get(), false));  // equal state, equal bytes
   const Hdf5Handle links(BIFOCAL_HDF5(H5Pcreate(H5P_LINK_CREATE)), H5Pclose);
   BIFOCAL_HDF5(H5Pset_create_intermediate_group(links.get(), 1));
   const Hdf5Handle space = flat_space(n);
@@ -88,12 +110,10 @@ void write_dataset(hid_t file, const std::string& path, const ShardedTensor& ten
   write_attribute(dataset.get(), "shape", dims_of(tensor.global));
   write_attribute(dataset.get(), "begin", tensor.begin);
   write_attribute(dataset.get(), "end", tensor.end);
-  BIFOCAL_HDF5(H5Dwrite(dataset.get(),
-                        memory_type(tensor.data.dtype),
-                        H5S_ALL,
-                        H5S_ALL,
-                        H5P_DEFAULT,
-                        tensor.data.data));
+  for (std::int64_t begin = 0; begin < n; begin += chunk) {
+    require_no_stop(stop);
+    write_piece(dataset.get(), tensor, begin, std::min(chunk, n - begin));
+  }
   dataset.close();
 }
 
@@ -209,14 +229,15 @@ void write_view(hid_t file, const Manifest& manifest, const ManifestTensor& tens
 void write_ranges(const std::filesystem::path& path,
                   std::int64_t step,
                   int rank,
-                  const std::vector<ShardedTensor>& tensors) {
+                  const std::vector<ShardedTensor>& tensors,
+                  const std::stop_token& stop) {
   Hdf5Handle file = create_file(path, H5F_LIBVER_V18);
   write_attribute(file.get(), "format_version", kCheckpointFormatVersion);
   write_attribute(file.get(), "step", step);
   write_attribute(file.get(), "rank", rank);
   for (const ShardedTensor& tensor : tensors) {
     if (tensor.end > tensor.begin) {
-      write_dataset(file.get(), dataset_path(tensor.name, tensor.begin), tensor);
+      write_dataset(file.get(), dataset_path(tensor.name, tensor.begin), tensor, stop);
     }
   }
   file.close();
@@ -227,9 +248,10 @@ void write_ranges(const std::filesystem::path& path,
 void write_rank_file(const std::filesystem::path& path,
                      std::int64_t step,
                      int rank,
-                     const std::vector<ShardedTensor>& tensors) {
+                     const std::vector<ShardedTensor>& tensors,
+                     const std::stop_token& stop) {
   try {
-    write_ranges(path, step, rank, tensors);
+    write_ranges(path, step, rank, tensors, stop);
   } catch (const Error&) {
     // The library may keep the file open, so its space is not freed by removing it.
     std::error_code ignored;

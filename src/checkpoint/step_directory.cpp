@@ -119,15 +119,15 @@ void publish_step(const fs::path& directory, std::int64_t step) {
   fs::remove_all(unfinished);
 }
 
-void remove_old_steps(const fs::path& directory, std::int64_t keep, std::int64_t written) {
-  if (keep == 0) {
+void remove_old_steps(const fs::path& directory, const KeepRule& keep, std::int64_t written) {
+  if (keep.newest == 0) {
     return;
   }
   std::int64_t kept = 0;
   for (const std::int64_t step : complete_steps(directory)) {
-    if (kept < keep) {
+    if (kept < keep.newest) {
       ++kept;
-    } else if (step != written) {
+    } else if (step != written && (keep.multiples_of == 0 || step % keep.multiples_of != 0)) {
       remove_step(directory, step);
     }
   }

@@ -6,6 +6,8 @@
 #include <filesystem>
 #include <vector>
 
+#include "checkpoint/checkpoint.h"
+
 namespace bifocal {
 
 std::filesystem::path step_path(const std::filesystem::path& directory, std::int64_t step);
@@ -24,9 +26,9 @@ void remove_unfinished(const std::filesystem::path& directory);
 // points the file `latest` to it.
 void publish_step(const std::filesystem::path& directory, std::int64_t step);
 
-// Removes complete steps but the newest `keep` and `written`; keep 0 removes none.
+// Removes complete steps that `keep` does not spare, but never `written`.
 void remove_old_steps(const std::filesystem::path& directory,
-                      std::int64_t keep,
+                      const KeepRule& keep,
                       std::int64_t written);
 
 }  // namespace bifocal

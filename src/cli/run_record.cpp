@@ -12,6 +12,7 @@
 #include "checkpoint/step_directory.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "core/memory.h"
 
 namespace bifocal {
 
@@ -103,6 +104,12 @@ EventRecord event_of(const Json& line, const std::string& kind) {
     event.text = fmt::format("{} begins epoch {}", text(line, "source"), count(line, "epoch"));
   } else if (kind == "stopped") {
     event.text = fmt::format("{}: saved and stopped by {}", where, text(line, "signal"));
+  } else if (kind == "checkpoint") {
+    event.text = fmt::format("checkpoint of step {}: {} in {:.1f} s, steps waited {:.2f} s",
+                             count(line, "saved_step"),
+                             format_bytes(number(line, "bytes")),
+                             number(line, "seconds"),
+                             number(line, "delay_seconds"));
   } else {
     event.text = kind;
   }

@@ -1,9 +1,11 @@
 // `bifocal train` and `bifocal pretrain`: from a configuration to checkpoints.
 #include <filesystem>
+#include <memory>
 #include <string>
 
 #include <CLI/CLI.hpp>
 
+#include "checkpoint/run_together.h"
 #include "cli/commands.h"
 #include "cli/config_options.h"
 #include "cli/session.h"
@@ -17,6 +19,7 @@
 #include "hf/hf_config.h"
 #include "plan/plan.h"
 #include "plan/step_flop.h"
+#include "train/run_lock.h"
 #include "train/trainer.h"
 
 namespace bifocal {
@@ -60,19 +63,21 @@ TrainSetup make_setup(const RunConfig& config, const ModelConfig& student) {
           .identity = identity_of(config, model_json)};
 }
 
-// The run directory and its resolved configuration, written by rank 0.
-void prepare_directory(const TrainSetup& setup, Communicator& world) {
-  std::string error;
-  if (world.rank() == 0) {
-    try {
-      const fs::path directory = setup.config.run.directory;
+// The run directory, locked, and its resolved configuration, written by rank 0.
+std::unique_ptr<RunLock> prepare_directory(const TrainSetup& setup, Communicator& world) {
+  const fs::path directory = setup.config.run.directory;
+  run_together(world, [&] {
+    if (world.rank() == 0) {
       fs::create_directories(directory / "checkpoints");
-      write_file_atomically(directory / "config.toml", setup.config_text);
-    } catch (const std::exception& failure) {
-      error = failure.what();
     }
-  }
-  require_all(world, error);
+  });
+  auto lock = std::make_unique<RunLock>(directory, world);
+  run_together(world, [&] {
+    if (world.rank() == 0) {
+      write_file_atomically(directory / "config.toml", setup.config_text);
+    }
+  });
+  return lock;
 }
 
 LogitLossOptions logit_options(const RunConfig& config, double ce_share) {
@@ -203,7 +208,7 @@ RunEnd train(const RunConfig& config, const MpiSession& mpi) {
   const PlacementChoice choice =
       choose_placement(config, counts_of(mesh), teacher_config, steps.align);
   TrainSetup setup = make_setup(config, config_of_student);
-  prepare_directory(setup, mesh.world());
+  const std::unique_ptr<RunLock> lock = prepare_directory(setup, mesh.world());
   const RowSource rows = open_rows(config, teacher_config, Split::train);
   setup.rows = &rows;
 
@@ -266,7 +271,7 @@ RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
   require_rows_for_ranks(config, counts_of(mesh));
   const ModelConfig model_config = student_config(config);
   TrainSetup setup = make_setup(config, model_config);
-  prepare_directory(setup, mesh.world());
+  const std::unique_ptr<RunLock> lock = prepare_directory(setup, mesh.world());
   const RowSource rows = open_rows(config, model_config, Split::train);
   setup.rows = &rows;
   setup.signals = &signals;

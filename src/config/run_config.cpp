@@ -337,10 +337,19 @@ OptionSection checkpoint_section() {
                .help = "newest checkpoints that are kept; 0: all",
                .range = kNotNegative,
                .unit = "checkpoints"},
+              {.key = "checkpoint.keep_every",
+               .field = at(section, &Checkpoint::keep_every),
+               .help = "checkpoints of steps that are multiples of it are kept besides; 0: none",
+               .range = kNotNegative,
+               .unit = "steps"},
               {.key = "checkpoint.stage_ends",
                .field = at(section, &Checkpoint::stage_ends),
                .help = "write one at the end of each stage; without it and checkpoint.every a run "
                        "is a trial that leaves metrics alone"},
+              {.key = "checkpoint.asynchronous",
+               .field = at(section, &Checkpoint::asynchronous),
+               .help = "with checkpoint.every: steps go on while a thread writes a copy of the "
+                       "state, which takes as much host memory; false: they wait, without a copy"},
           }};
 }
 

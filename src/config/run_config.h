@@ -96,9 +96,11 @@ struct RunConfig {
   } memory;
 
   struct Checkpoint {
-    std::int64_t every = 0;  // steps; 0: at the end of each stage only
-    std::int64_t keep = 2;   // newest ones kept; 0: all
-    bool stage_ends = true;  // whether the end of a stage writes one
+    std::int64_t every = 0;       // steps; 0: at the end of each stage only
+    std::int64_t keep = 2;        // newest ones kept; 0: all
+    std::int64_t keep_every = 0;  // besides, those of steps that are multiples of it; 0: none
+    bool stage_ends = true;       // whether the end of a stage writes one
+    bool asynchronous = true;     // whether steps go on while one is written
   } checkpoint;
 
   struct Evaluate {

@@ -17,7 +17,8 @@ enum class Region : std::uint8_t {
   weights,          // student weights in the compute type
   teacher_weights,  // this rank's part of the teacher and the layers gathered now
   gradients,        // float32 gradient shards and the layer gradients in flight
-  optimizer,        // float32 master weights (where not the weights themselves) and moments
+  optimizer,        // float32 master weights (where not the weights themselves), moments, and the
+                    // copy of the state that a checkpoint is written from
   activations,      // what is kept between forward and backward, and layer scratch
   loss,             // logit chunks and their gradients
   communication,    // halos, states and buffers in flight

@@ -19,14 +19,15 @@ void fill_from_host(Context context,
   run(context.stream, Upload{.y = tensor, .x = staged});
 }
 
-HostImages::HostImages(Context context, std::vector<TensorView> tensors)
+HostImages::HostImages(Context context, std::vector<TensorView> tensors, Kind kind)
     : context_(context), tensors_(std::move(tensors)) {
+  Memory& memory = kind == Kind::copies && context_.memory.on_host() ? context_.memory : host_;
   for (const TensorView& tensor : tensors_) {
     const DType wide = sum_type(tensor.dtype);
-    if (context_.memory.on_host() && tensor.dtype == wide) {
+    if (kind == Kind::shared && context_.memory.on_host() && tensor.dtype == wide) {
       images_.push_back(tensor);
     } else {
-      copies_.push_back(host_.zeros(Region::optimizer, wide, tensor.shape));
+      copies_.push_back(memory.zeros(Region::optimizer, wide, tensor.shape));
       images_.push_back(copies_.back());
     }
   }

@@ -1,6 +1,7 @@
 // Tensors of the device as files see them.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <vector>
 
@@ -14,11 +15,16 @@ void fill_from_host(Context context,
                     const TensorView& tensor,
                     const std::function<void(const TensorView&)>& function);
 
-// Host images of tensors, for files: the tensors themselves where the host can use them, else
-// copies in the sum type.
+// Host images of tensors, for files, in the sum type: the tensors themselves where the host can use
+// them and a copy is not asked for.
 class HostImages {
  public:
-  HostImages(Context context, std::vector<TensorView> tensors);
+  enum class Kind : std::uint8_t {
+    shared,  // the tensors themselves where that is possible
+    copies   // memory of their own, drawn from the context's where that is the host's
+  };
+
+  HostImages(Context context, std::vector<TensorView> tensors, Kind kind = Kind::shared);
 
   // On the host, float32 or float64.
   const std::vector<TensorView>& images() const { return images_; }

@@ -34,6 +34,9 @@ class DryRun {
       for (int moment = 0; moment < 2 && !keeps_moments_on_host(inputs.config); ++moment) {
         moments_.add(Region::optimizer, moment_type(inputs.config), part);
       }
+      for (int state = 0; state < 3 && copies_state_here(); ++state) {  // masters and moments
+        moments_.add(Region::optimizer, sum_type(compute_), part);
+      }
     }
   }
 
@@ -87,6 +90,11 @@ class DryRun {
                        tokens * model.attention_width() / 2});
     }
     return std::max(most, tokens * model.heads);
+  }
+
+  // On a GPU the copy takes memory of the host, which is not counted.
+  bool copies_state_here() const {
+    return keeps_state_copy(in_->config) && in_->config.run.device != "cuda";
   }
 
   Held scratch(const ModelConfig& model, std::int64_t tokens) {
@@ -236,6 +244,10 @@ DType moment_type(const RunConfig& config) {
 
 bool keeps_moments_on_host(const RunConfig& config) {
   return config.optimizer.moments == "host" && config.run.device == "cuda";
+}
+
+bool keeps_state_copy(const RunConfig& config) {
+  return config.checkpoint.asynchronous && config.checkpoint.every > 0;
 }
 
 PeakBytes forecast_memory(const ForecastInputs& inputs,

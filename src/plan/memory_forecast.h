@@ -30,6 +30,9 @@ DType compute_type(const RunConfig& config);
 DType moment_type(const RunConfig& config);
 bool keeps_moments_on_host(const RunConfig& config);
 
+// Whether checkpoints are written from a copy of the state that lasts, beside the steps.
+bool keeps_state_copy(const RunConfig& config);
+
 struct ForecastInputs {
   const RunConfig& config;
   const ModelConfig& student;

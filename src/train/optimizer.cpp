@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "model/host_images.h"
 #include "ops/adamw.h"
 #include "ops/elementwise.h"
 #include "train/sharded_tensors.h"
@@ -139,9 +138,18 @@ std::vector<ShardedTensor> Optimizer::named(const std::vector<TensorView>& image
 }
 
 void Optimizer::save(const std::function<void(const std::vector<ShardedTensor>&)>& use) const {
+  if (copy_ != nullptr) {
+    copy_->download();
+    use(named(copy_->images()));
+    return;
+  }
   HostImages images(context_, state());
   images.download();
   use(named(images.images()));
+}
+
+void Optimizer::keep_copy() {
+  copy_ = std::make_unique<HostImages>(context_, state(), HostImages::Kind::copies);
 }
 
 void Optimizer::load(const std::function<void(const std::vector<ShardedTensor>&)>& fill) {

@@ -2,12 +2,14 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
 #include "config/run_config.h"
 #include "distill/stage.h"
 #include "model/gradients.h"
+#include "model/host_images.h"
 #include "model/weights.h"
 
 namespace bifocal {
@@ -50,9 +52,15 @@ class Optimizer {
 
   // Master weights and moments as named ranges on the host, for checkpoints. save() calls use with
   // them as they are; load() lets fill write them and shares what was read. The views hold during
-  // the call alone.
+  // the call alone, or while a copy is kept.
   void save(const std::function<void(const std::vector<ShardedTensor>&)>& use) const;
   void load(const std::function<void(const std::vector<ShardedTensor>&)>& fill);
+
+  // Takes memory on the host for a copy, which save() fills from then on: the views that it passes
+  // hold, and later updates leave them alone, until the next save().
+  void keep_copy();
+
+  bool keeps_copy() const { return copy_ != nullptr; }
 
  private:
   // A range of a unit's part whose elements are updated alike, padding between parameters included.
@@ -73,6 +81,7 @@ class Optimizer {
   Weights* weights_;
   RunConfig::Optimizer settings_;
   std::vector<Tensor> first_, second_;
+  std::unique_ptr<HostImages> copy_;
 };
 
 }  // namespace bifocal

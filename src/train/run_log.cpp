@@ -282,6 +282,25 @@ void RunLog::finish_stage(const RunPlace& place) {
   print_memory();
 }
 
+void RunLog::saved(const RunPlace& place, const SaveReport& report, double delay) {
+  if (!speaks_) {
+    return;
+  }
+  console_.plain(fmt::format("checkpoint of step {}: {} in {:.1f} s, steps waited {:.2f} s",
+                             format_count(report.step),
+                             format_bytes(static_cast<double>(report.bytes)),
+                             report.seconds,
+                             delay));
+  nlohmann::ordered_json object = event_at(place, "checkpoint");
+  object["saved_step"] = report.step;
+  object["bytes"] = report.bytes;
+  object["seconds"] = report.seconds;
+  object["delay_seconds"] = delay;
+  metrics_->write(object);
+  events_->write(place.step,
+                 {{"checkpoint/seconds", report.seconds}, {"checkpoint/delay_seconds", delay}});
+}
+
 void RunLog::stopped(const RunPlace& place, std::string_view signal) {
   console_.end_live();
   console_.print(fmt::format("{}: saved after step {}; the same command goes on from there",

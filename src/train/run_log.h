@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "checkpoint/checkpoint_writer.h"
 #include "config/run_config.h"
 #include "core/log.h"
 #include "core/memory.h"
@@ -55,6 +56,8 @@ class RunLog {
   void finish_step(const RunPlace& place, const StepReport& report, const StepResult& result);
   void validation(const RunPlace& place, const Validation& found);
   void finish_stage(const RunPlace& place);
+  // A checkpoint has become complete; delay: seconds that steps waited for it.
+  void saved(const RunPlace& place, const SaveReport& report, double delay);
   // The run ends early because of a signal; its state is saved.
   void stopped(const RunPlace& place, std::string_view signal);
 

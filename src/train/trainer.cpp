@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/log.h"
+#include "plan/memory_forecast.h"
 #include "train/schedule.h"
 
 namespace bifocal {
@@ -23,7 +24,15 @@ Trainer::Trainer(Context context,
       optimizer_(context, weights, setup_.config.optimizer, host_memory),
       gradients_(context, weights.table(), mesh.world()),
       directory_(setup_.config.run.directory),
-      log_(setup_.config, setup_.rows, context.memory, mesh.world().rank() == 0) {}
+      log_(setup_.config, setup_.rows, context.memory, mesh.world().rank() == 0),
+      writer_(directory_ / "checkpoints",
+              {.newest = setup_.config.checkpoint.keep,
+               .multiples_of = setup_.config.checkpoint.keep_every},
+              mesh.world()) {
+  if (keeps_state_copy(setup_.config)) {
+    optimizer_.keep_copy();
+  }
+}
 
 void Trainer::resume() {
   const std::optional<fs::path> newest = latest_checkpoint(directory_ / "checkpoints");
@@ -94,8 +103,9 @@ bool Trainer::run_stage(const TrainStage& stage) {
   while (stage_step_ < stage.steps) {
     if (const int got = signal(); got != 0) {
       if (step_ != saved_step_) {
-        save(stage.name, stage_step_);
+        save(stage, true);
       }
+      finish_save(stage);
       log_.stopped(place(stage), name_of_signal(got));
       return true;
     }
@@ -110,21 +120,22 @@ bool Trainer::run_stage(const TrainStage& stage) {
     ++step_;
     next_row_ += per_step;
     log_.finish_step(place(stage), report, result);
-    require_updates(stage.name);
+    require_updates(stage);
     validate(stage);
+    report_save(stage, writer_.poll());
     if (every > 0 && step_ % every == 0 && stage_step_ < stage.steps) {
-      save(stage.name, stage_step_);
+      save(stage, false);
     }
   }
   log_.finish_stage(place(stage));
+  optimizer_.reset();
+  if (setup_.config.checkpoint.stage_ends) {
+    save(stage, true);
+  }
+  finish_save(stage);
   ++stage_index_;
   stage_step_ = 0;
   skipped_ = 0;
-  const std::string next = stage_index_ < stages_.size() ? stages_[stage_index_].name : "done";
-  optimizer_.reset();
-  if (setup_.config.checkpoint.stage_ends) {
-    save(next, 0);
-  }
   return false;
 }
 
@@ -167,15 +178,19 @@ StepReport Trainer::report_of(const TrainStage& stage,
   return report;
 }
 
-void Trainer::require_updates(const std::string& stage) const {
-  BIFOCAL_REQUIRE(skipped_in_row_ < setup_.config.run.max_skipped,
-                  "[train] {} steps in a row up to {} step {} had a loss or gradient that is not "
-                  "finite: wanted fewer than run.max_skipped. Lower {}.rate, or look at the data "
-                  "of these steps; the last checkpoint is intact",
-                  skipped_in_row_,
-                  stage,
-                  stage_step_,
-                  stage);
+void Trainer::require_updates(const TrainStage& stage) {
+  if (skipped_in_row_ < setup_.config.run.max_skipped) {
+    return;
+  }
+  finish_save(stage);
+  fail(
+      "[train] {} steps in a row up to {} step {} had a loss or gradient that is not finite: "
+      "wanted fewer than run.max_skipped. Lower {}.rate, or look at the data of these steps; the "
+      "last checkpoint is intact",
+      skipped_in_row_,
+      stage.name,
+      stage_step_,
+      stage.name);
 }
 
 void Trainer::validate(const TrainStage& stage) {
@@ -185,20 +200,43 @@ void Trainer::validate(const TrainStage& stage) {
   }
 }
 
-void Trainer::save(const std::string& stage, std::int64_t stage_step) {
-  const CheckpointInfo info{.step = step_,
-                            .stage = stage,
-                            .stage_step = stage_step,
-                            .next_row = next_row_,
-                            .model_hash = setup_.identity,
-                            .configuration = setup_.config_text,
-                            .model_config = setup_.model_config,
-                            .skipped = skipped_};
+CheckpointInfo Trainer::info_after(const TrainStage& stage) const {
+  CheckpointInfo info{.step = step_,
+                      .stage = stage.name,
+                      .stage_step = stage_step_,
+                      .next_row = next_row_,
+                      .model_hash = setup_.identity,
+                      .configuration = setup_.config_text,
+                      .model_config = setup_.model_config,
+                      .skipped = skipped_};
+  if (stage_step_ == stage.steps) {
+    const std::size_t next = stage_index_ + 1;
+    info.stage = next < stages_.size() ? stages_[next].name : "done";
+    info.stage_step = 0;
+    info.skipped = 0;
+  }
+  return info;
+}
+
+void Trainer::save(const TrainStage& stage, bool waits) {
+  const Stopwatch watch;
+  finish_save(stage);  // of the copy that is about to change
+  std::optional<SaveReport> report;
   optimizer_.save([&](const std::vector<ShardedTensor>& tensors) {
-    save_checkpoint(
-        directory_ / "checkpoints", info, tensors, setup_.config.checkpoint.keep, mesh_->world());
+    writer_.start(info_after(stage), tensors);
+    if (waits || !optimizer_.keeps_copy()) {
+      report = writer_.finish();
+    }
   });
   saved_step_ = step_;
+  save_delay_ = watch.seconds();
+  report_save(stage, report);
+}
+
+void Trainer::report_save(const TrainStage& stage, const std::optional<SaveReport>& report) {
+  if (report) {
+    log_.saved(place(stage), *report, save_delay_);
+  }
 }
 
 }  // namespace bifocal

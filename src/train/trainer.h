@@ -5,9 +5,11 @@
 #include <filesystem>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "checkpoint/checkpoint_writer.h"
 #include "config/run_config.h"
 #include "data/row_source.h"
 #include "distill/stage.h"
@@ -60,9 +62,10 @@ class Trainer {
   void resume();
 
   // Runs what is left of all stages, or saves and returns after the step in which a rank got a
-  // signal. Writes metrics.jsonl, events/ and checkpoints/ under the run directory. A step whose
-  // loss or gradient is not finite updates nothing; its rows are consumed. Throws Error after
-  // run.max_skipped of them in a row. Collective.
+  // signal. Writes metrics.jsonl, events/ and checkpoints/ under the run directory; inside a stage
+  // steps go on while a checkpoint is written, unless checkpoint.asynchronous is false. A step
+  // whose loss or gradient is not finite updates nothing; its rows are consumed. Throws Error after
+  // run.max_skipped of them in a row, and on all ranks alike where a save fails. Collective.
   RunEnd run();
 
  private:
@@ -72,11 +75,17 @@ class Trainer {
   bool update(const TrainStage& stage, const Stage& work, const StepResult& result);
   StepReport report_of(const TrainStage& stage, const StepResult& result, bool is_skipped) const;
   // Throws where too many steps in a row were skipped.
-  void require_updates(const std::string& stage) const;
+  void require_updates(const TrainStage& stage);
   void validate(const TrainStage& stage);
   RunPlace place(const TrainStage& stage) const;
   int signal() const;
-  void save(const std::string& stage, std::int64_t stage_step);
+  // After the stage's last step, the state belongs to the next one.
+  CheckpointInfo info_after(const TrainStage& stage) const;
+  void save(const TrainStage& stage, bool waits);
+  // Reports a save that has become complete.
+  void report_save(const TrainStage& stage, const std::optional<SaveReport>& report);
+
+  void finish_save(const TrainStage& stage) { report_save(stage, writer_.finish()); }
 
   Context context_;
   TrainSetup setup_;
@@ -92,7 +101,9 @@ class Trainer {
   std::int64_t next_row_ = 0;  // data position of the next step
   std::int64_t skipped_ = 0;   // steps of the stage without an update
   std::int64_t skipped_in_row_ = 0;
-  std::int64_t saved_step_ = 0;  // step_ of the newest checkpoint
+  std::int64_t saved_step_ = 0;  // step_ of the newest checkpoint or the one that is pending
+  double save_delay_ = 0.0;      // seconds that steps waited for it
+  CheckpointWriter writer_;      // ends before the copy of the state that it writes
 };
 
 }  // namespace bifocal

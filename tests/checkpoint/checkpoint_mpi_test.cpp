@@ -55,8 +55,11 @@ class CheckpointOnRanks : public ::testing::Test {
   }
 
   void save(std::int64_t step, int pieces, std::uint64_t seed) {
-    save_checkpoint(
-        directory, known_info(step), dealt(world, pieces, Values::known, seed).tensors(), 0, world);
+    save_checkpoint(directory,
+                    known_info(step),
+                    dealt(world, pieces, Values::known, seed).tensors(),
+                    {},
+                    world);
   }
 
   std::int64_t load(std::int64_t step, int pieces, std::uint64_t seed, Communicator& group) {
@@ -126,7 +129,7 @@ TEST_F(CheckpointOnRanks, WhatOneRankCannotSaveIsTheSameErrorOnEvery) {
     if (world.rank() == last) {
       held.tensors()[0].data.dtype = DType::i32;
     }
-    save_checkpoint(directory, known_info(2), held.tensors(), 0, world);
+    save_checkpoint(directory, known_info(2), held.tensors(), {}, world);
   });
   EXPECT_TRUE(contains(text, "int32")) << text;
   EXPECT_TRUE(world.size() == 1 || contains(text, "on rank " + std::to_string(last))) << text;
@@ -144,7 +147,7 @@ TEST_F(CheckpointOnRanks, RanksThatDisagreeOnAShapeAreRefused) {
     const KnownTensor tensor{"x", DType::f32, differs ? Shape{3, 4} : Shape{12}};
     const ShardRange range = shard_range(12, world.size(), world.rank());
     held.add(tensor, range.begin, range.end, 1);
-    save_checkpoint(directory, known_info(2), held.tensors(), 0, world);
+    save_checkpoint(directory, known_info(2), held.tensors(), {}, world);
   });
   EXPECT_TRUE(contains(text, "[3, 4]") && contains(text, "[12]")) << text;
 }
@@ -165,7 +168,7 @@ TEST_F(CheckpointOnRanks, ADiskThatFillsUpOnOneRankLeavesEarlierCheckpoints) {
       setrlimit(RLIMIT_FSIZE, &small);
     }
     try {
-      save_checkpoint(directory, known_info(2), held.tensors(), 1, world);
+      save_checkpoint(directory, known_info(2), held.tensors(), {.newest = 1}, world);
     } catch (const Error&) {
       setrlimit(RLIMIT_FSIZE, &before);
       std::signal(SIGXFSZ, handler);

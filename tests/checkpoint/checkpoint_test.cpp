@@ -35,7 +35,7 @@ class CheckpointTest : public ::testing::Test {
   void save(std::int64_t step,
             std::uint64_t seed,
             std::int64_t stride = 1000,
-            std::int64_t keep = 0) {
+            const KeepRule& keep = {}) {
     Holdings held = cut(stride, [&](Holdings& to, const KnownTensor& tensor, auto begin, auto end) {
       to.add(tensor, begin, end, seed);
     });
@@ -63,7 +63,7 @@ class CheckpointTest : public ::testing::Test {
 
   std::string save_error(std::int64_t step, std::vector<ShardedTensor>& tensors) {
     try {
-      save_checkpoint(directory(), known_info(step), tensors, 0, *own_group);
+      save_checkpoint(directory(), known_info(step), tensors, {}, *own_group);
       return "";
     } catch (const Error& error) {
       return error.what();
@@ -135,7 +135,7 @@ TEST_F(CheckpointTest, BitsOfSpecialValuesComeBack) {
   std::vector<std::uint32_t> bits{0x7fc12345U, 0xff800000U, 0x80000000U, 0x00000001U, 0x7f7fffffU};
   std::vector<std::uint32_t> loaded(bits.size());
   std::vector<ShardedTensor> tensors{{"x", {5}, 0, 5, {bits.data(), DType::f32, {5}}}};
-  save_checkpoint(directory(), known_info(1), tensors, 0, *own_group);
+  save_checkpoint(directory(), known_info(1), tensors, {}, *own_group);
   tensors[0].data.data = loaded.data();
   load_checkpoint(path(1), tensors, *own_group);
   EXPECT_EQ(loaded, bits);
@@ -168,7 +168,7 @@ TEST_F(CheckpointTest, TensorsLongerThanAChunkComeBack) {
   const KnownTensor tensor{"long", DType::f32, {3, 900001}};
   Holdings held;
   held.add(tensor, 0, tensor.shape.size(), 2);
-  save_checkpoint(directory(), known_info(1), held.tensors(), 0, *own_group);
+  save_checkpoint(directory(), known_info(1), held.tensors(), {}, *own_group);
   // Two chunks of half the tensor each, not two of the largest size.
   EXPECT_LT(fs::file_size(path(1) / "rank_00000.h5"), 10'900'000U);
   Holdings part;
@@ -211,16 +211,34 @@ TEST_F(CheckpointTest, ASaveRemovesInterruptedOnes) {
 
 TEST_F(CheckpointTest, KeepsTheNewest) {
   for (const std::int64_t step : {1, 2, 3, 20}) {
-    save(step, 1, 1000, 2);
+    save(step, 1, 1000, {.newest = 2});
   }
   EXPECT_FALSE(fs::exists(path(1)));
   EXPECT_FALSE(fs::exists(path(2)));
   EXPECT_EQ(load(3, 1), 0);
   EXPECT_EQ(load(20, 1), 0);
-  save(4, 6, 1000, 1);  // an older step than one that is there
+  save(4, 6, 1000, {.newest = 1});  // an older step than one that is there
   EXPECT_EQ(load(4, 6), 0) << "the one just written was removed";
   EXPECT_FALSE(fs::exists(path(3)));
   EXPECT_TRUE(fs::exists(path(20)));
+}
+
+TEST_F(CheckpointTest, KeepsMultiplesBesideTheNewest) {
+  for (const std::int64_t step : {10, 15, 20, 25, 30, 35}) {
+    save(step, 1, 1000, {.newest = 1, .multiples_of = 20});
+  }
+  for (const std::int64_t step : {10, 15, 25, 30}) {
+    EXPECT_FALSE(fs::exists(path(step))) << step;
+  }
+  EXPECT_EQ(load(20, 1), 0);
+  EXPECT_EQ(load(35, 1), 0);
+}
+
+TEST_F(CheckpointTest, EqualStateHasEqualBytes) {
+  save(1, 4);
+  const std::string first = read_file(path(1) / "rank_00000.h5");
+  save(1, 4);
+  EXPECT_EQ(read_file(path(1) / "rank_00000.h5"), first);
 }
 
 TEST_F(CheckpointTest, ReplacesACompleteOneOfTheSameStep) {

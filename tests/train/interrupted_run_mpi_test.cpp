@@ -169,12 +169,13 @@ NamedValues state_after(const fs::path& directory, std::int64_t step) {
   return values;
 }
 
+// Steps, or events but those of checkpoints, which hang on the disk's speed.
 std::vector<nlohmann::json> lines_of(const fs::path& directory, bool events) {
   std::ifstream file(directory / "metrics.jsonl");
   std::vector<nlohmann::json> lines;
   for (std::string line; std::getline(file, line);) {
     nlohmann::json object = nlohmann::json::parse(line);
-    if (object.contains("event") == events) {
+    if (object.contains("event") == events && object.value("event", "") != "checkpoint") {
       lines.push_back(std::move(object));
     }
   }

@@ -172,10 +172,14 @@ class AccountRun {
     }
     const auto placement = case_.config.memory.weights == "shard" ? Weights::Placement::sharded
                                                                   : Weights::Placement::replicated;
-    Weights weights(context_, student_table, mesh_.world(), {placement, dtype_, Region::weights, true});
+    Weights weights(
+        context_, student_table, mesh_.world(), {placement, dtype_, Region::weights, true});
     fill(weights);
     Decoder student(context_, case_.model, weights);
     Optimizer optimizer(context_, weights, case_.config.optimizer, &host_memory_);
+    if (keeps_state_copy(case_.config)) {
+      optimizer.keep_copy();
+    }
     Gradients gradients(context_, student_table, mesh_.world());
     const std::int64_t per_step = case_.config.data.rows_per_step;
     const StageRows rows{.row = [this](std::int64_t position) { return make_row(position); },

@@ -82,6 +82,16 @@ TEST(MemoryAccount, DoublePrecisionIsForetold) {
   check(account);
 }
 
+TEST(MemoryAccount, TheCopyThatCheckpointsAreWrittenFromIsForetold) {
+  for (const char* weights : {"replicate", "shard"}) {
+    AccountCase account = one_rank(std::string("state copy, ") + weights, StageKind::distill);
+    account.model.mixers = make_mixers("bifocal", 80, {}, account.model);
+    account.config.checkpoint.every = 10;
+    account.config.memory.weights = weights;
+    check(account);
+  }
+}
+
 TEST(MemoryAccount, PretrainingIsForetold) {
   AccountCase account = one_rank("pretrain", StageKind::pretrain);
   check(account);

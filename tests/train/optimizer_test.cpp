@@ -112,6 +112,29 @@ class OptimizerTest : public testing::Test {
       device_.context(), model_.weights(), {.beta1 = 0.0, .beta2 = 0.0, .eps = kEps, .decay = 0.0}};
 };
 
+TEST_F(OptimizerTest, ACopyIsLeftAloneUntilTheNextSave) {
+  optimizer_.keep_copy();
+  EXPECT_TRUE(optimizer_.keeps_copy());
+  std::vector<ShardedTensor> held;
+  const auto hold = [&](const std::vector<ShardedTensor>& tensors) { held = tensors; };
+  const auto values = [&] {
+    NamedValues values;
+    for (const ShardedTensor& tensor : held) {
+      values[tensor.name] = to_doubles(tensor.data);
+    }
+    return values;
+  };
+  update(step());
+  optimizer_.save(hold);
+  const NamedValues before = values();
+  Optimizer::Step second = step();
+  second.number = 2;
+  update(second);
+  EXPECT_EQ(values(), before);
+  optimizer_.save(hold);
+  EXPECT_NE(values(), before);
+}
+
 TEST_F(OptimizerTest, WithoutClippingTheGradientStands) {
   const NamedValues before = whole_weights(model_.weights());
   double size = 0.0;
