@@ -11,8 +11,15 @@ namespace bifocal {
 
 std::shared_ptr<ConfigOptions> ConfigOptions::add_to(CLI::App& command) {
   auto given = std::make_shared<ConfigOptions>();
-  command.add_option("--config", given->file_, "TOML file with the options below")
-      ->type_name("FILE");
+  command
+      .add_option(
+          "--config",
+          given->files_,
+          "TOML file with the options below; given several times, a later file changes what "
+          "it names")
+      ->type_name("FILE")
+      ->allow_extra_args(false)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
   RunConfig defaults;
   for (const OptionSection& section : option_sections()) {
     for (const Option& option : section.options) {
@@ -38,7 +45,7 @@ RunConfig ConfigOptions::resolve() const {
       overrides.push_back({key, texts});
     }
   }
-  return read_run_config(file_, overrides);
+  return read_run_config(files_, overrides);
 }
 
 std::string suggest_option(const std::string& word) {

@@ -1,4 +1,5 @@
-// `--config file.toml` and one `--section.key VALUE` per declared option, for any command.
+// `--config file.toml`, any number of them, and one `--section.key VALUE` per declared option, for
+// any command.
 #pragma once
 
 #include <map>
@@ -21,14 +22,11 @@ class ConfigOptions {
   // value in the command's callback.
   static std::shared_ptr<ConfigOptions> add_to(CLI::App& command);
 
-  // Default < file < command line, checked. Throws Error as read_run_config does.
+  // Default < files in their order < command line, checked. Throws Error as read_run_config does.
   RunConfig resolve() const;
 
-  // The path given to --config, empty where none was.
-  const std::string& file() const { return file_; }
-
  private:
-  std::string file_;
+  std::vector<std::string> files_;
   std::map<std::string, std::vector<std::string>> texts_;  // by key; empty: not given
 };
 

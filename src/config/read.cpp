@@ -118,9 +118,10 @@ void check_stage(std::string_view name, const StageConfig& stage) {
 
 }  // namespace
 
-RunConfig read_run_config(const std::string& file, const std::vector<Override>& overrides) {
+RunConfig read_run_config(const std::vector<std::string>& files,
+                          const std::vector<Override>& overrides) {
   RunConfig config;
-  if (!file.empty()) {
+  for (const std::string& file : files) {
     apply_toml(read_file(file), file, config);
   }
   constexpr std::string_view kCommandLine = "command line";

@@ -1,4 +1,4 @@
-// From a file and the command line to a checked RunConfig, and back to a file.
+// From files and the command line to a checked RunConfig, and back to a file.
 #pragma once
 
 #include <string>
@@ -15,10 +15,12 @@ struct Override {
   std::vector<std::string> texts;
 };
 
-// Defaults, then the file (none where `file` is empty), then the overrides; checked. Throws Error
-// for what cannot be read, an unknown key (naming the nearest known one), a repeated key, a wrong
-// type, a value out of range (with file and line), and for what check_run_config refuses.
-RunConfig read_run_config(const std::string& file, const std::vector<Override>& overrides = {});
+// Defaults, then the files in their order, then the overrides: what comes later wins, key by key.
+// Checked. Throws Error for what cannot be read, an unknown key (naming the nearest known one), a
+// key that one file repeats, a wrong type, a value out of range (with file and line), and for what
+// check_run_config refuses.
+RunConfig read_run_config(const std::vector<std::string>& files,
+                          const std::vector<Override>& overrides = {});
 
 // The same for text that is at hand, such as the configuration stored in a checkpoint. `origin`
 // stands in error texts where the file's name would.
