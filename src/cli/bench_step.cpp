@@ -135,10 +135,11 @@ std::unique_ptr<Stage> StepBench::make_stage(StageKind kind) {
 // As Trainer::run_stage does it.
 void StepBench::run_step(Stage& stage, StageKind kind, std::int64_t step) {
   const StageConfig& schedule = kind == StageKind::align ? config_.align : config_.distill;
-  timeline_.begin();
+  timeline_.clear();
+  phase(context_, "gradients");
   gradients_->clear();
   const StepResult result = stage.run_step(step, *gradients_);
-  lap(context_, "gradients");
+  phase(context_, "optimizer");
   optimizer_->update(
       {.trains = [&](const Parameter& p) { return stage.trains(p); },
        .rate = [&](const Parameter&) { return schedule.rate; },
@@ -149,13 +150,12 @@ void StepBench::run_step(Stage& stage, StageKind kind, std::int64_t step) {
        .unit_squares = result.unit_squares,
        .number = step + 1},
       *gradients_);
-  lap(context_, "optimizer");
-  const std::map<std::string, double> laps = timeline_.take();
+  const std::map<std::string, double> phases = timeline_.take();
   if (step < warmups()) {
     return;
   }
   double all = 0.0;
-  for (const auto& [name, seconds] : laps) {
+  for (const auto& [name, seconds] : phases) {
     parts_[name].push_back(seconds);
     all += seconds;
   }

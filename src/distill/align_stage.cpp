@@ -40,7 +40,7 @@ void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gra
   const std::int64_t layers = student_->config().layers;
   const Rope rope = make_rope(row_context, student_->config(), shard.layout.positions());
   const auto align_layer = [&](std::int64_t layer, const Block::Observation& seen) {
-    lap(row_context, "teacher forward");
+    phase(row_context, "student forward");
     const std::int64_t unit = table.layer_unit(layer);
     const std::int64_t next = layer + 1 < layers ? table.layer_unit(layer + 1) : -1;
     const LayerWeights layer_tensors = layer_weights(table, layer, weights.acquire(unit, next));
@@ -49,7 +49,7 @@ void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gra
     IncomingState incoming;
     const MixerInputs in{layer_tensors, shard.layout, rope, seen.input};
     MixerKept kept = mixer.forward(in, incoming);
-    lap(row_context, "student forward");
+    phase(row_context, "head and loss");
     Tensor d_heads =
         row_context.memory.empty(Region::activations, row_context.dtype, seen.heads.shape);
     run(row_context.stream,
@@ -58,7 +58,7 @@ void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gra
                   .student = kept.heads(),
                   .teacher = seen.heads,
                   .keep = shard.keep});
-    lap(row_context, "head and loss");
+    phase(row_context, "student backward");
     mixer.backward(
         in,
         kept,
@@ -67,13 +67,12 @@ void AlignStage::run_row(RowShard& shard, const TensorView& sums, Gradients& gra
         {.gradients = layer_sums, .d_x = {}, .projections = trainable_ == AlignTrainable::mixer});
     weights.release(unit);
     gradients.close(unit);
-    lap(row_context, "student backward");
+    phase(row_context, "teacher forward");
   };
   const auto attention =
       shard.layout.group().size() > 1 ? Block::Attention::ulysses : Block::Attention::by_tokens;
-  lap(row_context, "rows");
+  phase(row_context, "teacher forward");
   teacher_->forward(shard.layout, shard.ids, align_layer, attention);
-  lap(row_context, "teacher forward");
 }
 
 void AlignStage::queue_step(std::int64_t step, Gradients& gradients, const TensorView& sums) {
@@ -85,6 +84,7 @@ void AlignStage::queue_step(std::int64_t step, Gradients& gradients, const Tenso
   const std::int64_t each = rows_.per_step / groups;
   kept_ = 0.0;
   for (std::int64_t index = 0; index < each; ++index) {
+    phase(context(), "rows");
     const Row row = rows_.of_group(step * each + index, mine, groups);
     if (group.rank() == 0) {
       kept_ += count_kept(row).kept;

@@ -33,6 +33,7 @@ LogitStage::LogitStage(Context context,
 }
 
 void LogitStage::queue_step(std::int64_t step, Gradients& gradients, const TensorView& sums) {
+  phase(context(), "rows");
   const std::int64_t each = rows_.per_step / mesh().data_count();
   std::vector<Row> rows;
   double counts[2] = {0.0, 0.0};
@@ -50,17 +51,18 @@ void LogitStage::queue_step(std::int64_t step, Gradients& gradients, const Tenso
   const LogitLossWeights weights = logit_loss_weights(loss_.options, counts_);
 
   for (std::int64_t index = 0; index < each; ++index) {
+    phase(context(), "rows");
     const Row& row = rows[static_cast<std::size_t>(index)];
     RowShard shard = make_row_shard(context(), row, mesh().sequence());
     Tensor teacher_hidden;
     if (feed_) {
-      lap(context(), "rows");
+      phase(context(), "teacher forward");
       teacher_hidden = feed_->hidden(step * each + index, shard);
-      lap(context(), "teacher forward");
     }
+    phase(context(), "student forward");
     DecoderKept kept;
     Tensor hidden = student_->forward_kept(shard.layout, shard.ids, recompute_, kept);
-    lap(context(), "student forward");
+    phase(context(), "head and loss");
     const Tensor d_hidden =
         context().memory.empty(Region::activations, context().dtype, hidden.shape());
     loss_({.shard = shard,
@@ -73,9 +75,8 @@ void LogitStage::queue_step(std::int64_t step, Gradients& gradients, const Tenso
           gradients);
     teacher_hidden = Tensor();
     hidden = Tensor();
-    lap(context(), "head and loss");
+    phase(context(), "student backward");
     student_->backward(shard.layout, kept, d_hidden, gradients);
-    lap(context(), "student backward");
   }
 }
 

@@ -10,6 +10,7 @@ StepResult Stage::run_step(std::int64_t step, Gradients& gradients) {
   const std::int64_t all = own + static_cast<std::int64_t>(table_->units().size());
   const Tensor sums = context_.memory.zeros(Region::loss, DType::f64, {all});
   queue_step(step, gradients, sums.rows(0, own));
+  phase(context_, "gradients");
   gradients.finish();
   gradients.zero_untrained([this](const Parameter& parameter) { return trains(parameter); });
   gradients.add_sums_of_squares(sums.rows(own, all));

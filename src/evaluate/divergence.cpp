@@ -138,6 +138,7 @@ Divergence Evaluator::divergence(Decoder& student,
   std::vector<DivergenceSums> sums(kBuckets);
   const std::int64_t rounds = (count + world_->size() - 1) / world_->size();
   for (std::int64_t round = 0; round < rounds; ++round) {
+    phase(context_, "validation");
     const Row row = row_of(rows, round, count);
     add_row(student, teacher, row, observe ? observe(row) : Decoder::Observer{}, sums);
   }

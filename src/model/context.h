@@ -1,8 +1,9 @@
-// What every part of a model is given: where to compute, where memory comes from, and who shares
-// the row.
+// What every part of a model is given: where to compute, where memory comes from, and whom to tell
+// what is being done.
 #pragma once
 
 #include "core/memory.h"
+#include "core/progress.h"
 #include "core/stream.h"
 #include "ops/timer.h"
 #include "parallel/communicator.h"
@@ -19,12 +20,25 @@ struct Context {
 
   // Told which part of a step queued what; most runs have none.
   Timeline* timeline = nullptr;
+
+  // Told where this rank stands, for those who watch over it; outside training there is none.
+  Progress* progress = nullptr;
 };
 
-// What was queued since the lap before belongs to `name`.
-inline void lap(const Context& context, const char* name) {
+// A step of a stage of training begins, counted from 1 over all stages.
+inline void begin_step(const Context& context, std::string_view stage, std::int64_t step) {
+  if (context.progress != nullptr) {
+    context.progress->step(stage, step);
+  }
+}
+
+// What is done and queued from here on belongs to `name`, a text that lives as long as the program.
+inline void phase(const Context& context, const char* name) {
   if (context.timeline != nullptr) {
-    context.timeline->lap(name);
+    context.timeline->phase(name);
+  }
+  if (context.progress != nullptr) {
+    context.progress->phase(name);
   }
 }
 

@@ -1,4 +1,4 @@
-// The CPU's clock, and laps by name.
+// The CPU's clock, and phases by name.
 #include "ops/timer.h"
 
 #include <chrono>
@@ -31,18 +31,18 @@ std::unique_ptr<StreamClock> make_clock(CpuStream&) {
   return std::make_unique<CpuClock>();
 }
 
-void Timeline::begin() {
+void Timeline::clear() {
   clock_->take();
   names_.clear();
-  clock_->mark();
 }
 
-void Timeline::lap(const std::string& name) {
+void Timeline::phase(const std::string& name) {
   names_.push_back(name);
   clock_->mark();
 }
 
 std::map<std::string, double> Timeline::take() {
+  clock_->mark();
   const std::vector<double> seconds = clock_->take();
   const std::vector<std::string> names = std::exchange(names_, {});
   std::map<std::string, double> by_name;

@@ -32,17 +32,17 @@ inline std::unique_ptr<StreamClock> make_clock(Stream& stream) {
   return std::visit([](auto* backend) { return make_clock(*backend); }, stream.device);
 }
 
-// Which part of a program its device time goes to. Between begin() and take(), each lap(name) gives
-// what was queued since the lap before to `name`.
+// Which part of a program its device time goes to. What is queued from phase(name) on, until the
+// next phase or take(), belongs to `name`.
 class Timeline {
  public:
   explicit Timeline(Stream& stream) : clock_(make_clock(stream)) {}
 
   // Drops what was not taken.
-  void begin();
-  void lap(const std::string& name);
+  void clear();
+  void phase(const std::string& name);
 
-  // Seconds by name, of all laps since begin(). Waits for the stream.
+  // Seconds by name, of all phases since the last take() or clear(). Waits for the stream.
   std::map<std::string, double> take();
 
  private:

@@ -39,6 +39,7 @@ void Trainer::resume() {
   if (!newest) {
     return;
   }
+  phase(context_, "loading the checkpoint");
   const CheckpointInfo info = read_checkpoint_info(*newest);
   BIFOCAL_REQUIRE(
       info.model_hash == setup_.identity,
@@ -109,6 +110,7 @@ bool Trainer::run_stage(const TrainStage& stage) {
       log_.stopped(place(stage), name_of_signal(got));
       return true;
     }
+    begin_step(context_, stage.name, step_ + 1);
     log_.begin_step();
     gradients_.clear();
     const StepResult result = work->run_step(stage_step_, gradients_);
@@ -119,6 +121,7 @@ bool Trainer::run_stage(const TrainStage& stage) {
     ++stage_step_;
     ++step_;
     next_row_ += per_step;
+    phase(context_, "log");
     log_.finish_step(place(stage), report, result);
     require_updates(stage);
     validate(stage);
@@ -145,6 +148,7 @@ bool Trainer::update(const TrainStage& stage, const Stage& work, const StepResul
       !std::isfinite(gradient_norm(result.unit_squares, result.unit_factors))) {
     return false;
   }
+  phase(context_, "optimizer");
   const double factor = schedule_factor(stage.schedule, stage.steps, stage_step_);
   const double new_rate = stage.new_rate > 0.0 ? stage.new_rate : stage.schedule.rate;
   optimizer_.update({.trains = [&](const Parameter& p) { return work.trains(p); },
@@ -219,6 +223,7 @@ CheckpointInfo Trainer::info_after(const TrainStage& stage) const {
 }
 
 void Trainer::save(const TrainStage& stage, bool waits) {
+  phase(context_, "save");
   const Stopwatch watch;
   finish_save(stage);  // of the copy that is about to change
   std::optional<SaveReport> report;

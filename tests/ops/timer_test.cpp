@@ -1,4 +1,4 @@
-// Laps of a stream.
+// Phases of a stream.
 #include "ops/timer.h"
 
 #include <chrono>
@@ -13,24 +13,24 @@ void sleep_for_milliseconds(int count) {
   std::this_thread::sleep_for(std::chrono::milliseconds(count));
 }
 
-TEST(Timeline, AddsLapsOfOneNameAndForgetsWhatWasTaken) {
+TEST(Timeline, AddsPhasesOfOneNameAndForgetsWhatWasTaken) {
   CpuStream cpu;
   Stream stream{&cpu};
   Timeline timeline(stream);
-  timeline.begin();
+  timeline.phase("dropped");
   sleep_for_milliseconds(20);
-  timeline.lap("dropped");
-  timeline.begin();
+  timeline.clear();
+  sleep_for_milliseconds(20);  // of no phase
+  timeline.phase("a");
   sleep_for_milliseconds(2);
-  timeline.lap("a");
+  timeline.phase("b");
   sleep_for_milliseconds(10);
-  timeline.lap("b");
+  timeline.phase("a");
   sleep_for_milliseconds(3);
-  timeline.lap("a");
-  const std::map<std::string, double> laps = timeline.take();
-  ASSERT_EQ(laps.size(), 2U);
-  EXPECT_GE(laps.at("a"), 0.005);  // a sleep is never shorter than asked for
-  EXPECT_GE(laps.at("b"), 0.010);
+  const std::map<std::string, double> seconds = timeline.take();
+  ASSERT_EQ(seconds.size(), 2U);
+  EXPECT_GE(seconds.at("a"), 0.005);  // a sleep is never shorter than asked for
+  EXPECT_GE(seconds.at("b"), 0.010);
   EXPECT_TRUE(timeline.take().empty());
 }
 
