@@ -353,7 +353,7 @@ void add_bench_step_command(CLI::App& bench, const CommandContext& context) {
   options->settings.add_to(*command);
   command->callback([options, config, &context] {
     const RunConfig run = config->resolve();
-    Session session(run, context.mpi.world());
+    Session session(run, watched_world(context, run));
     StepBench(run, *options, session).run_all();
   });
 }

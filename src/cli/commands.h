@@ -1,6 +1,7 @@
 // The commands of `bifocal`, one function each, and what main hands to them.
 #pragma once
 
+#include <memory>
 #include <string_view>
 
 #include "parallel/mpi_communicator.h"
@@ -11,6 +12,9 @@ class App;
 
 namespace bifocal {
 
+class RankWatch;
+struct RunConfig;
+
 // The exit code of a run that a signal ended early, its state saved: EX_TEMPFAIL, start the same
 // command again.
 inline constexpr int kExitAgain = 75;
@@ -18,12 +22,16 @@ inline constexpr int kExitAgain = 75;
 // Lives in main, longer than the CLI::App, so callbacks may hold a reference to it.
 struct CommandContext {
   const MpiSession& mpi;
-  int& exit_code;  // of the program when the command returns; 0 unless set
+  int& exit_code;    // of the program when the command returns; 0 unless set
+  RankWatch& watch;  // for commands of several ranks to start
 };
 
 // Throws Error "[command] ..." when the job has more than one rank: for commands that write files
 // and share no work.
 void require_one_rank(const CommandContext& context, std::string_view command);
+
+// All ranks, from here on watched as the configuration says. Collective.
+std::unique_ptr<Communicator> watched_world(const CommandContext& context, const RunConfig& config);
 
 // Each registers one subcommand whose callback does the work and throws Error. Options that the
 // callback reads must be owned by it (a shared_ptr captured by value). None prints errors or exits.

@@ -30,11 +30,13 @@ std::string table_line(const std::string& name, const DivergenceSums& sums) {
                      sums.teacher_perplexity());
 }
 
-void evaluate(const RunConfig& config, const EvaluateOptions& options, const MpiSession& mpi) {
+void evaluate(const RunConfig& config,
+              const EvaluateOptions& options,
+              const CommandContext& command) {
   BIFOCAL_REQUIRE(
       !config.teacher.path.empty(),
       "[evaluate] wanted a teacher, got none: set teacher.path to a Hugging Face directory");
-  Session session(config, mpi.world());
+  Session session(config, watched_world(command, config));
   const std::unique_ptr<Communicator> world = session.take_world();
   const std::unique_ptr<Communicator> node = world->split_node();
   const ModelConfig teacher_config = read_hf_config(config.teacher.path);
@@ -121,7 +123,7 @@ void add_evaluate_command(CLI::App& app, const CommandContext& context) {
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
   command->callback(
-      [config, options, &context] { evaluate(config->resolve(), *options, context.mpi); });
+      [config, options, &context] { evaluate(config->resolve(), *options, context); });
 }
 
 }  // namespace bifocal

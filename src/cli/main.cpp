@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <exception>
 #include <iostream>
+#include <new>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -16,14 +17,24 @@
 #include "cli/config_options.h"
 #include "cli/version.h"
 #include "core/error.h"
+#include "core/memory.h"
 #include "core/process.h"
+#include "parallel/rank_watch.h"
 
 namespace bifocal {
 
 void require_one_rank(const CommandContext& context, std::string_view command) {
-  const int ranks = context.mpi.world()->size();
+  const int ranks = context.mpi.size();
   BIFOCAL_REQUIRE(
       ranks == 1, "[{}] wanted one rank, got {}: run it without mpirun", command, ranks);
+}
+
+std::unique_ptr<Communicator> watched_world(const CommandContext& context,
+                                            const RunConfig& config) {
+  std::unique_ptr<Communicator> world = context.mpi.world();
+  context.watch.start(
+      *world, {.heartbeat = config.run.heartbeat_seconds, .progress = config.run.progress_seconds});
+  return world;
 }
 
 namespace {
@@ -72,9 +83,9 @@ int end_of_parsing(const CLI::App& app, const CLI::ParseError& reason, int rank,
   return code == 0 ? 0 : kExitUsage;
 }
 
-int run(const MpiSession& mpi, int argc, char** argv) {
+int run(const MpiSession& mpi, RankWatch& watch, int argc, char** argv) {
   int exit_code = 0;
-  const CommandContext context{mpi, exit_code};
+  const CommandContext context{mpi, exit_code, watch};
   CLI::App app("Makes long-context students of transformers: a sliding window beside an mLSTM.",
                "bifocal");
   app.require_subcommand(1);
@@ -84,40 +95,52 @@ int run(const MpiSession& mpi, int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& reason) {
-    return end_of_parsing(app, reason, mpi.world()->rank(), argv);
+    return end_of_parsing(app, reason, mpi.rank(), argv);
   }
   return exit_code;
 }
 
 // Prints the error and ends the job. Ranks that share one error (require_all) all come here: the
-// others wait a moment for rank 0, whose abort ends them before they repeat its text.
-int end_with_error(const MpiSession* mpi, const char* text) {
+// others wait a moment for rank 0, which ends them before they repeat its text.
+int end_with_error(const MpiSession* mpi, RankWatch& watch, const std::string& text) {
   constexpr std::chrono::milliseconds kRankZeroFirst{500};
   if (mpi == nullptr || !mpi->active()) {
     fmt::print(stderr, "bifocal: error: {}\n", text);
     return kExitError;
   }
-  const auto world = mpi->world();
-  if (world->rank() != 0) {
+  if (watch.is_running()) {
+    watch.announce_error(text);
+  } else if (mpi->rank() != 0) {
     std::this_thread::sleep_for(kRankZeroFirst);
   }
+  const ProgressState state = watch.progress().state();
   fmt::print(stderr,
-             "bifocal: error on rank {} of {} (host {}): {}\n",
-             world->rank(),
-             world->size(),
+             "bifocal: error on rank {} of {} (host {}){}: {}\n",
+             mpi->rank(),
+             mpi->size(),
              host_name(),
+             state.marks > 0 ? ", " + describe(state) : "",
              text);
   std::fflush(stdout);
   std::fflush(stderr);
+  watch.end_job(text);
   mpi->abort(kExitError);
+}
+
+std::string out_of_memory() {
+  return fmt::format(
+      "[memory] out of memory: the system refused an allocation; the process holds {}. Allow it "
+      "more "
+      "(the job's memory, ulimit -v), or use more ranks, memory.recompute or shorter rows",
+      format_bytes(static_cast<double>(resident_bytes())));
 }
 
 // Ends a job that a signal stopped. Rank 0 alone carries the exit code, and leaves last: launchers
 // kill what is left of a job when one rank exits with a code, and would report the kill.
 int end_stopped(std::optional<MpiSession>& mpi) {
   constexpr std::chrono::milliseconds kRankZeroLast{500};
-  const bool is_alone = mpi->world()->size() == 1;
-  const bool is_first = mpi->world()->rank() == 0;
+  const bool is_alone = mpi->size() == 1;
+  const bool is_first = mpi->rank() == 0;
   mpi.reset();  // waits for all ranks
   if (!is_alone && is_first) {
     std::this_thread::sleep_for(kRankZeroLast);
@@ -130,12 +153,17 @@ int end_stopped(std::optional<MpiSession>& mpi) {
 }  // namespace bifocal
 
 int main(int argc, char** argv) {
+  bifocal::RankWatch watch;  // until after MPI_Finalize, in which a rank may be missing
   std::optional<bifocal::MpiSession> mpi;
+  std::string error;
   try {
     mpi.emplace(&argc, &argv);
-    const int code = bifocal::run(*mpi, argc, argv);
+    const int code = bifocal::run(*mpi, watch, argc, argv);
     return code == bifocal::kExitAgain ? bifocal::end_stopped(mpi) : code;
-  } catch (const std::exception& error) {
-    return bifocal::end_with_error(mpi ? &*mpi : nullptr, error.what());
+  } catch (const std::bad_alloc&) {
+    error = bifocal::out_of_memory();
+  } catch (const std::exception& failure) {
+    error = failure.what();
   }
+  return bifocal::end_with_error(mpi ? &*mpi : nullptr, watch, error);
 }

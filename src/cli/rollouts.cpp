@@ -67,9 +67,11 @@ Rollout rollout_of(const GeneratedAnswer& answer, const ModelFiles& files) {
   return rollout;
 }
 
-void run_rollouts(const RolloutsCommand& command, const RunConfig& run, const MpiSession& mpi) {
+void run_rollouts(const RolloutsCommand& command,
+                  const RunConfig& run,
+                  const CommandContext& program) {
   const GenerateCommand& options = command.generate;
-  Session session(run, mpi.world());
+  Session session(run, watched_world(program, run));
   const std::unique_ptr<Communicator> world = session.take_world();
   const std::unique_ptr<Communicator> self = world->split(world->rank());
   const ProblemSet problems = ProblemSet::read(options.input);
@@ -164,7 +166,7 @@ void add_rollouts_command(CLI::App& app, const CommandContext& context) {
       ->capture_default_str();
   add_sampling_options(*added, generate);
   added->callback(
-      [config, command, &context] { run_rollouts(*command, config->resolve(), context.mpi); });
+      [config, command, &context] { run_rollouts(*command, config->resolve(), context); });
 }
 
 }  // namespace bifocal

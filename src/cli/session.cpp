@@ -101,8 +101,9 @@ std::unique_ptr<Backend> open_backend(const RunConfig& config, Communicator& wor
 
 }  // namespace
 
-Session::Session(const RunConfig& config, std::unique_ptr<Communicator> world)
+Session::Session(const RunConfig& config, std::unique_ptr<Communicator> world, Progress* progress)
     : dtype_(compute_type(config)),
+      progress_(progress),
       host_world_(std::move(world)),
       backend_(open_backend(config, *host_world_)) {}
 

@@ -20,11 +20,18 @@ namespace bifocal {
 // is made from it.
 class Session {
  public:
-  // world: all ranks. Collective. Throws Error for a device that is not there, or a run.dtype that
-  // it does not compute in.
-  Session(const RunConfig& config, std::unique_ptr<Communicator> world);
+  // world: all ranks. progress: told where the rank stands; nullptr: nobody asks. Collective.
+  // Throws Error for a device that is not there, or a run.dtype that it does not compute in.
+  Session(const RunConfig& config,
+          std::unique_ptr<Communicator> world,
+          Progress* progress = nullptr);
 
-  Context context() { return {backend_->stream(), backend_->memory(), dtype_}; }
+  Context context() {
+    return {.stream = backend_->stream(),
+            .memory = backend_->memory(),
+            .dtype = dtype_,
+            .progress = progress_};
+  }
 
   Memory& memory() { return backend_->memory(); }
 
@@ -40,6 +47,7 @@ class Session {
 
  private:
   DType dtype_;
+  Progress* progress_;
   std::unique_ptr<Communicator> host_world_;
   std::unique_ptr<Backend> backend_;
 };

@@ -17,6 +17,7 @@
 #include "distill/align_stage.h"
 #include "distill/logit_stage.h"
 #include "hf/hf_config.h"
+#include "parallel/rank_watch.h"
 #include "plan/plan.h"
 #include "plan/step_flop.h"
 #include "train/run_lock.h"
@@ -193,12 +194,13 @@ TrainStage distill_stage(const StageParts& parts) {
           })};
 }
 
-RunEnd train(const RunConfig& config, const MpiSession& mpi) {
+RunEnd train(const RunConfig& config, const CommandContext& command) {
   const StopSignals signals;
   BIFOCAL_REQUIRE(
       !config.teacher.path.empty(),
       "[train] wanted a teacher, got none: set teacher.path to a Hugging Face directory");
-  Session session(config, mpi.world());
+  Session session(config, watched_world(command, config), &command.watch.progress());
+  phase(session.context(), "starting");
   const Mesh mesh(session.take_world(),
                   {.data = config.mesh.data, .sequence = config.mesh.sequence});
   require_rows_for_ranks(config, counts_of(mesh));
@@ -229,12 +231,14 @@ RunEnd train(const RunConfig& config, const MpiSession& mpi) {
   print_forecasts(console, memory);
 
   const Context context = session.context();
+  phase(context, "loading the teacher");
   LoadedModel teacher = load_model(context,
                                    teacher_config,
                                    config.teacher.path,
                                    mesh.node(),
                                    {Weights::Placement::sharded, Region::teacher_weights, true},
                                    config);
+  phase(context, "loading the student");
   LoadedModel student = load_model(context,
                                    config_of_student,
                                    student_directory(config),
@@ -256,7 +260,7 @@ RunEnd train(const RunConfig& config, const MpiSession& mpi) {
   return run_stages(session, setup, mesh, student, std::move(stages));
 }
 
-RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
+RunEnd pretrain(const RunConfig& config, const CommandContext& command) {
   const StopSignals signals;
   BIFOCAL_REQUIRE(config.evaluate.every == 0,
                   "[pretrain] wanted evaluate.every = 0, got {}: validation compares a student "
@@ -265,7 +269,8 @@ RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
   BIFOCAL_REQUIRE(
       !student_directory(config).empty(),
       "[pretrain] wanted a model, got none: set student.init to a directory with config.json");
-  Session session(config, mpi.world());
+  Session session(config, watched_world(command, config), &command.watch.progress());
+  phase(session.context(), "starting");
   const Mesh mesh(session.take_world(),
                   {.data = config.mesh.data, .sequence = config.mesh.sequence});
   require_rows_for_ranks(config, counts_of(mesh));
@@ -282,6 +287,7 @@ RunEnd pretrain(const RunConfig& config, const MpiSession& mpi) {
       forecast_stages({.config = config, .student = model_config, .teacher = {}}, session, mesh);
   print_forecasts(console, memory);
   const Context context = session.context();
+  phase(context, "loading the model");
   LoadedModel model = load_model(context,
                                  model_config,
                                  student_directory(config),
@@ -321,8 +327,7 @@ void add_train_command(CLI::App& app, const CommandContext& context) {
       "Align and distil a student from its teacher; resumes from its run directory. SIGTERM, "
       "SIGINT or SIGUSR1 to a rank: saves at the end of the step, exit code 75");
   const std::shared_ptr<ConfigOptions> options = ConfigOptions::add_to(*command);
-  command->callback(
-      [options, &context] { finish(train(options->resolve(), context.mpi), context); });
+  command->callback([options, &context] { finish(train(options->resolve(), context), context); });
 }
 
 void add_pretrain_command(CLI::App& app, const CommandContext& context) {
@@ -332,7 +337,7 @@ void add_pretrain_command(CLI::App& app, const CommandContext& context) {
       "resumes and ends like train");
   const std::shared_ptr<ConfigOptions> options = ConfigOptions::add_to(*command);
   command->callback(
-      [options, &context] { finish(pretrain(options->resolve(), context.mpi), context); });
+      [options, &context] { finish(pretrain(options->resolve(), context), context); });
 }
 
 }  // namespace bifocal

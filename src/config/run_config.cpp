@@ -69,6 +69,17 @@ OptionSection run_section() {
                .help = "peak speed of a rank's device, of which MFU is a share; 0: no MFU",
                .range = kNotNegative,
                .unit = "TFLOP/s"},
+              {.key = "run.heartbeat_seconds",
+               .field = at(section, &Run::heartbeat_seconds),
+               .help = "time without a sign of a rank that ends all; 0: ranks are not watched",
+               .range = kNotNegative,
+               .unit = "seconds"},
+              {.key = "run.progress_seconds",
+               .field = at(section, &Run::progress_seconds),
+               .help = "time without progress of a rank that ends all, or 10 x the longest step "
+                       "where that is more; 0: no limit",
+               .range = kNotNegative,
+               .unit = "seconds"},
           }};
 }
 

@@ -22,12 +22,14 @@ struct RunConfig {
   struct Run {
     std::string directory;  // everything a run writes lies here
     std::int64_t seed = 0;
-    std::string device = "cpu";    // cpu, or cuda: a GPU for each rank
-    std::string dtype = "auto";    // compute type, see resolved_dtype()
-    std::string kernels = "auto";  // of GPUs: auto, or portable ones alone
-    std::int64_t log_every = 1;    // steps per line of metrics.jsonl and of plain console output
-    std::int64_t max_skipped = 5;  // steps without an update in a row that end the run
-    double peak_tflops = 0.0;      // of a rank's device, for MFU; 0: MFU is not shown
+    std::string device = "cpu";       // cpu, or cuda: a GPU for each rank
+    std::string dtype = "auto";       // compute type, see resolved_dtype()
+    std::string kernels = "auto";     // of GPUs: auto, or portable ones alone
+    std::int64_t log_every = 1;       // steps per line of metrics.jsonl and of plain console output
+    std::int64_t max_skipped = 5;     // steps without an update in a row that end the run
+    double peak_tflops = 0.0;         // of a rank's device, for MFU; 0: MFU is not shown
+    double heartbeat_seconds = 50.0;  // without a sign of a rank that end the run; 0: not watched
+    double progress_seconds = 600.0;  // without progress that end the run; 0: no limit
   } run;
 
   struct Teacher {

@@ -58,6 +58,11 @@ bool is_running(const ProcessId& process) {
          status.start == process.start;
 }
 
+bool is_stopped(const ProcessId& process) {
+  const ProcessStatus status = status_of(process.number);
+  return (status.state == 'T' || status.state == 't') && status.start == process.start;
+}
+
 std::string host_name() {
   std::array<char, 256> name{};
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown host";

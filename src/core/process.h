@@ -22,6 +22,9 @@ ProcessId this_process();
 // Whether the process exists and has not ended; one that its parent has not collected has ended.
 bool is_running(const ProcessId& process);
 
+// Whether it is stopped (SIGSTOP, Ctrl-Z, a debugger).
+bool is_stopped(const ProcessId& process);
+
 std::string host_name();
 
 }  // namespace bifocal

@@ -358,6 +358,22 @@ std::unique_ptr<Communicator> MpiSession::world() const {
   return std::make_unique<MpiCommunicator>(comm);
 }
 
+int MpiSession::rank() const {
+  int rank = 0;
+  if (active_) {
+    BIFOCAL_MPI(MPI_Comm_rank(MPI_COMM_WORLD, &rank));
+  }
+  return rank;
+}
+
+int MpiSession::size() const {
+  int size = 1;
+  if (active_) {
+    BIFOCAL_MPI(MPI_Comm_size(MPI_COMM_WORLD, &size));
+  }
+  return size;
+}
+
 void MpiSession::abort(int exit_code) const {
   if (active_) {
     std::fflush(nullptr);

@@ -19,8 +19,13 @@ class MpiSession {
   MpiSession(MpiSession&&) = delete;
   MpiSession& operator=(MpiSession&&) = delete;
 
-  // All ranks; a group of one where no launcher started us.
+  // All ranks; a group of one where no launcher started us. Collective.
   std::unique_ptr<Communicator> world() const;
+
+  // Of all ranks; 0 of 1 where no launcher started us. Unlike world() no collective, so that a rank
+  // may ask alone.
+  int rank() const;
+  int size() const;
 
   // Ends every rank of the job with this exit code. Does not return.
   [[noreturn]] void abort(int exit_code) const;
