@@ -118,11 +118,11 @@ TEST_F(OptimizerTest, ACopyIsLeftAloneUntilTheNextSave) {
   std::vector<ShardedTensor> held;
   const auto hold = [&](const std::vector<ShardedTensor>& tensors) { held = tensors; };
   const auto values = [&] {
-    NamedValues values;
+    NamedValues found;
     for (const ShardedTensor& tensor : held) {
-      values[tensor.name] = to_doubles(tensor.data);
+      found[tensor.name] = to_doubles(tensor.data);
     }
-    return values;
+    return found;
   };
   update(step());
   optimizer_.save(hold);
