@@ -15,7 +15,8 @@ namespace {
 constexpr int kThreads = 512;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMostDim = 512;
-constexpr int kMostRows = 64;  // of a launch; their pointers fit the kernel's parameters
+constexpr int kBlocksOfProcessor = 2;  // and room for a block of the kernel before
+constexpr int kMostRows = 64;          // of a launch; their pointers fit the kernel's parameters
 
 template <class T, class W>
 struct HeadsArgs {
@@ -30,23 +31,7 @@ struct HeadsArgs {
   float eps;
 };
 
-// Every warp alike: the sum or largest of `count` numbers in shared memory.
-__device__ inline float sum_of(const float* x, int count) {
-  float sum = 0.0F;
-  for (int i = lane_id(); i < count; i += kWarp) {
-    sum += x[i];
-  }
-  return warp_sum(sum);
-}
-
-__device__ inline float sum_of_squares(const float* x, int count) {
-  float sum = 0.0F;
-  for (int i = lane_id(); i < count; i += kWarp) {
-    sum += x[i] * x[i];
-  }
-  return warp_sum(sum);
-}
-
+// Every warp alike: the largest of `count` numbers in shared memory.
 __device__ inline float largest_of(const float* x, int count) {
   float largest = -INFINITY;
   for (int i = lane_id(); i < count; i += kWarp) {
@@ -55,32 +40,68 @@ __device__ inline float largest_of(const float* x, int count) {
   return warp_max(largest);
 }
 
-// Norm and rotation of a head in shared memory, rounded to T. Ends with a barrier.
-template <class T, class W>
-__device__ void rotate_head(
-    const HeadsArgs<T, W>& a, const T* from, const T* norm, int row, float* raw, float* rotated) {
-  const int half = a.dim / 2;
-  for (int i = static_cast<int>(threadIdx.x); i < a.dim; i += kThreads) {
-    raw[i] = load_float(from[i]);
+__device__ inline float sum_of_exponentials(const float* x, int count, float largest) {
+  float sum = 0.0F;
+  for (int i = lane_id(); i < count; i += kWarp) {
+    sum += expf(x[i] - largest);
   }
-  __syncthreads();
-  const float inverse_rms =
-      norm == nullptr ? 1.0F
-                      : rsqrtf(sum_of_squares(raw, a.dim) / static_cast<float>(a.dim) + a.eps);
-  for (int i = static_cast<int>(threadIdx.x); i < half; i += kThreads) {
-    float x = raw[i] * inverse_rms;
-    float y = raw[i + half] * inverse_rms;
-    if (norm != nullptr) {
-      x *= load_float(norm[i]);
-      y *= load_float(norm[i + half]);
-    }
-    const float c = a.cos[static_cast<std::int64_t>(row) * half + i];
-    const float s = a.sin[static_cast<std::int64_t>(row) * half + i];
-    rotated[i] = load_float(store_as<T>(x * c - y * s));
-    rotated[i + half] = load_float(store_as<T>(y * c + x * s));
-  }
-  __syncthreads();
+  return warp_sum(sum);
 }
+
+// Numbers i and i + dim / 2 of a head in thread i, through norm and rotation. Weights and angles
+// are there before the kernel before has ended.
+class HeadPair {
+ public:
+  template <class T, class W>
+  __device__ HeadPair(const HeadsArgs<T, W>& a, const T* norm, int row)
+      : half_(a.dim / 2), i_(static_cast<int>(threadIdx.x)), is_mine_(i_ < half_) {
+    if (!is_mine_) {
+      return;
+    }
+    cos_ = a.cos[static_cast<std::int64_t>(row) * half_ + i_];
+    sin_ = a.sin[static_cast<std::int64_t>(row) * half_ + i_];
+    if (norm != nullptr) {
+      norm_x_ = load_float(norm[i_]);
+      norm_y_ = load_float(norm[i_ + half_]);
+    }
+  }
+
+  // `rotated` [dim] is in shared memory, rounded to T. Ends with a barrier.
+  template <class T>
+  __device__ void rotate(const T* from, bool is_normed, float eps, float* rotated) {
+    __shared__ float squares[kWarps];
+    float x = is_mine_ ? load_float(from[i_]) : 0.0F;
+    float y = is_mine_ ? load_float(from[i_ + half_]) : 0.0F;
+    if (is_normed) {
+      const float own = warp_sum(x * x + y * y);
+      if (lane_id() == 0) {
+        squares[warp_id()] = own;
+      }
+      __syncthreads();
+      float sum = 0.0F;
+#pragma unroll
+      for (int warp = 0; warp < kMostDim / 2 / kWarp; ++warp) {
+        sum += squares[warp];
+      }
+      const float inverse_rms = rsqrtf(sum / static_cast<float>(2 * half_) + eps);
+      x = x * inverse_rms * norm_x_;
+      y = y * inverse_rms * norm_y_;
+    }
+    if (is_mine_) {
+      rotated[i_] = load_float(store_as<T>(x * cos_ - y * sin_));
+      rotated[i_ + half_] = load_float(store_as<T>(y * cos_ + x * sin_));
+    }
+    __syncthreads();
+  }
+
+ private:
+  int half_, i_;
+  bool is_mine_;
+  float cos_ = 0.0F;
+  float sin_ = 0.0F;
+  float norm_x_ = 1.0F;
+  float norm_y_ = 1.0F;
+};
 
 // Rows of a feature map's matrix over the block: kLanes lanes share a row, which they take in one
 // 16-byte load each. Fewer lanes than a warp's share several rows.
@@ -89,40 +110,57 @@ struct MapRows {
   static constexpr int kTogether = kThreads / kLanes;
   // Loads of a thread under way: all rows of the widths that are common, half of the widest.
   static constexpr int kAhead = kLanes <= 8 ? 1 : (kLanes == 16 || sizeof(W) > 2 ? 4 : 8);
+  static constexpr int kWide = Packed<W>::kSize;
 
   int row = static_cast<int>(threadIdx.x) / kLanes;
   int lane = static_cast<int>(threadIdx.x) % kLanes;
   Packed<W> piece[kAhead];
 
-  __device__ void load(const W* weight, int dim, int first) {
+  const __device__ W* place(const W* weight, int dim, int at) const {
+    return weight + static_cast<std::int64_t>(at) * dim + lane * kWide;
+  }
+
+  __device__ bool has(int dim, int at) const { return at < dim && lane * kWide < dim; }
+
+  // The first rows; those after them come as far as the L2 cache.
+  __device__ void load_first(const W* weight, int dim) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-      const int at = first + u * kTogether + row;
-      const bool there = at < dim && lane * Packed<W>::kSize < dim;
-      piece[u] =
-          there ? load_packed(weight + static_cast<std::int64_t>(at) * dim, lane) : Packed<W>{};
+      const int at = u * kTogether + row;
+      piece[u] = has(dim, at) ? load_packed(place(weight, dim, at), 0) : Packed<W>{};
+    }
+    for (int at = kAhead * kTogether + row; at < dim; at += kTogether) {
+      if (has(dim, at)) {
+        asm volatile("prefetch.global.L2 [%0];" ::"l"(place(weight, dim, at)));
+      }
     }
   }
 
-  __device__ void dot(const float* x, int dim, int first, float* logits) {
-    float inputs[Packed<W>::kSize];
+  // Logits of the rows at hand, from `first` on. A row's successor is loaded where it was.
+  __device__ void dot(const W* weight, const float* x, int dim, int first, float* logits) {
+    float inputs[kWide];
 #pragma unroll
-    for (int i = 0; i < Packed<W>::kSize; ++i) {
-      const int at = lane * Packed<W>::kSize + i;
+    for (int i = 0; i < kWide; ++i) {
+      const int at = lane * kWide + i;
       inputs[i] = at < dim ? x[at] : 0.0F;
     }
+    float sums[kAhead] = {};
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
-      float sum = 0.0F;
 #pragma unroll
-      for (int i = 0; i < Packed<W>::kSize; ++i) {
-        sum = fmaf(piece[u][i], inputs[i], sum);
+      for (int i = 0; i < kWide; ++i) {
+        sums[u] = fmaf(piece[u][i], inputs[i], sums[u]);
       }
-      sum = warp_sum<kLanes>(sum);
-      const int at = first + u * kTogether + row;
-      if (lane == 0 && at < dim) {
-        logits[at] = sum;
+      const int next = first + (kAhead + u) * kTogether + row;
+      if (has(dim, next)) {
+        piece[u] = load_packed(place(weight, dim, next), 0);
       }
+    }
+    const float sum = sums_over_lanes<kLanes>(sums);
+    constexpr int kSame = kLanes / kAhead;  // lanes with one sum
+    const int at = first + lane / kSame * kTogether + row;
+    if (lane % kSame == 0 && at < dim) {
+      logits[at] = sum;
     }
   }
 };
@@ -142,74 +180,87 @@ __device__ void plain_map(const W* weight, const float* x, int dim, float* logit
   }
 }
 
-// Block (head, row): query heads first, then states with the key head that they read. kLanes 0: any
-// width.
+// Where a block's head lies. Query heads come first, then states with the key head that they read.
+struct HeadBlock {
+  int row, head, state, states_of_key;
+  bool is_query;
+  std::int64_t at;   // the head's first number among the rows' queries, or keys and values
+  std::int64_t out;  // the same among features
+
+  template <class T, class W>
+  __device__ explicit HeadBlock(const HeadsArgs<T, W>& a)
+      : row(static_cast<int>(blockIdx.y)),
+        head(static_cast<int>(blockIdx.x)),
+        state(head - a.heads),
+        states_of_key(a.states / a.kv_heads),
+        is_query(head < a.heads) {
+    const int key_head = is_query ? 0 : state / states_of_key;
+    at = is_query ? (static_cast<std::int64_t>(row) * a.heads + head) * a.dim
+                  : (static_cast<std::int64_t>(row) * a.kv_heads + key_head) * a.dim;
+    out = is_query ? at : (static_cast<std::int64_t>(row) * a.states + state) * a.dim;
+  }
+};
+
+// A rotated query, or a key and its value into the caches.
+template <class T, class W>
+__device__ void store_head(const HeadsArgs<T, W>& a, const HeadBlock& b, const float* rotated) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i >= a.dim) {
+    return;
+  }
+  if (b.is_query) {
+    a.q[b.at + i] = store_as<T>(rotated[i]);
+  } else if (a.places != nullptr && b.state % b.states_of_key == 0) {
+    const std::int64_t width = static_cast<std::int64_t>(a.kv_heads) * a.dim;
+    const std::int64_t at =
+        a.places[b.row] * width + static_cast<std::int64_t>(b.state / b.states_of_key) * a.dim + i;
+    a.k_cache[b.row][at] = store_as<T>(rotated[i]);
+    a.v_cache[b.row][at] = a.v[b.at + i];
+  }
+}
+
+// Block (head, row). kLanes 0: any width.
 template <class T, class W, int kLanes>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor)
     heads_kernel(const __grid_constant__ HeadsArgs<T, W> a) {
-  __shared__ float raw[kMostDim];
-  __shared__ float rotated[kMostDim];
-  const int head = static_cast<int>(blockIdx.x);
-  const int row = static_cast<int>(blockIdx.y);
-  const bool is_query = head < a.heads;
-  const int state = head - a.heads;
-  const int key_head = is_query ? 0 : state / (a.states / a.kv_heads);
-  const W* weight = is_query ? a.feature_q_weight : a.feature_k_weight;
+  static_assert(kMostDim <= kThreads);
+  __shared__ float logits[kMostDim];
+  __shared__ __align__(16) float rotated[kMostDim];
+  const HeadBlock b(a);
+  const W* weight = b.is_query ? a.feature_q_weight : a.feature_k_weight;
   if (weight != nullptr) {
-    weight += static_cast<std::int64_t>(is_query ? head : state) * a.dim * a.dim;
+    weight += static_cast<std::int64_t>(b.is_query ? b.head : b.state) * a.dim * a.dim;
   }
   MapRows<W, kLanes == 0 ? 1 : kLanes> rows;
   if (kLanes > 0 && weight != nullptr) {
-    rows.load(weight, a.dim, 0);
+    rows.load_first(weight, a.dim);
   }
-  let_kernel_after_start();
+  const T* norm = b.is_query ? a.q_norm : a.k_norm;
+  HeadPair pair(a, norm, b.row);
   wait_for_kernel_before();
-  const std::int64_t query = (static_cast<std::int64_t>(row) * a.heads + head) * a.dim;
-  const std::int64_t key = (static_cast<std::int64_t>(row) * a.kv_heads + key_head) * a.dim;
-  rotate_head(a,
-              is_query ? a.projected_q + query : a.projected_k + key,
-              is_query ? a.q_norm : a.k_norm,
-              row,
-              raw,
-              rotated);
-  if (is_query) {
-    for (int i = static_cast<int>(threadIdx.x); i < a.dim; i += kThreads) {
-      a.q[query + i] = store_as<T>(rotated[i]);
-    }
-  } else if (a.places != nullptr && state % (a.states / a.kv_heads) == 0) {
-    const std::int64_t at =
-        (static_cast<std::int64_t>(a.places[row]) * a.kv_heads + key_head) * a.dim;
-    for (int i = static_cast<int>(threadIdx.x); i < a.dim; i += kThreads) {
-      a.k_cache[row][at + i] = store_as<T>(rotated[i]);
-      a.v_cache[row][at + i] = a.v[key + i];
-    }
-  }
+  let_kernel_after_start();
+  pair.rotate((b.is_query ? a.projected_q : a.projected_k) + b.at, norm != nullptr, a.eps, rotated);
+  store_head(a, b, rotated);
   if (weight == nullptr) {
     return;
   }
-  float* logits = raw;  // done with
   if constexpr (kLanes == 0) {
     plain_map(weight, rotated, a.dim, logits);
   } else {
     for (int first = 0; first < a.dim; first += rows.kAhead * rows.kTogether) {
-      if (first > 0) {
-        rows.load(weight, a.dim, first);
-      }
-      rows.dot(rotated, a.dim, first, logits);
+      rows.dot(weight, rotated, a.dim, first, logits);
     }
   }
   __syncthreads();
-  const float largest = largest_of(logits, a.dim);
-  for (int i = static_cast<int>(threadIdx.x); i < a.dim; i += kThreads) {
-    rotated[i] = expf(logits[i] - largest);
+  const int i = static_cast<int>(threadIdx.x);
+  if (i - lane_id() >= a.dim) {  // a whole warp
+    return;
   }
-  __syncthreads();
-  const float factor = 1.0F / sum_of(rotated, a.dim);
-  T* features = is_query
-                    ? a.feature_q + query
-                    : a.feature_k + (static_cast<std::int64_t>(row) * a.states + state) * a.dim;
-  for (int i = static_cast<int>(threadIdx.x); i < a.dim; i += kThreads) {
-    features[i] = store_as<T>(rotated[i] * factor);
+  const float largest = largest_of(logits, a.dim);
+  const float factor = 1.0F / sum_of_exponentials(logits, a.dim, largest);
+  if (i < a.dim) {
+    (b.is_query ? a.feature_q : a.feature_k)[b.out + i] =
+        store_as<T>(expf(logits[i] - largest) * factor);
   }
 }
 

@@ -317,31 +317,6 @@ struct Inputs {
   }
 };
 
-// kCount numbers of each lane summed over lanes: number k is then in lanes from k * 32 / kCount on.
-template <int kCount>
-__device__ float sums_over_lanes(float (&x)[kCount]) {
-  const int lane = lane_id();
-  int half = kCount / 2;
-#pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
-    const bool is_upper = (lane & distance) != 0;
-    if (half > 0) {
-#pragma unroll
-      for (int k = 0; k < kCount / 2; ++k) {
-        if (k < half) {
-          const float sent = is_upper ? x[k] : x[k + half];
-          const float kept = is_upper ? x[k + half] : x[k];
-          x[k] = kept + __shfl_xor_sync(kAllLanes, sent, distance);
-        }
-      }
-    } else {
-      x[0] += __shfl_xor_sync(kAllLanes, x[0], distance);
-    }
-    half /= 2;
-  }
-  return x[0];
-}
-
 template <int kPieces, int kInputs, bool kGated, class S>
 __device__ void multiply_rows(
     const Args& a, S& shared, const BFloat16* ring, int stages, int turns, int warps) {

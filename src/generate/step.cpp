@@ -170,6 +170,7 @@ TensorView Generator::step_mixer(std::int64_t index, std::int64_t rows, const Te
                   .k = read_keys,
                   .v = read_values,
                   .lengths = at.lengths.rows(0, rows),
+                  .newest = heads.places,
                   .sink = settings.sink == Sink::learned ? w.sink : ConstTensorView{}};
   }
   Stream& stream = context_.stream;

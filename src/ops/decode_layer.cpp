@@ -201,6 +201,7 @@ void DecodeMixer::check() const {
     require_caches(where, near.k, type, keys);
     require_caches(where, near.v, type, keys);
     require_tensor(where, "lengths", near.lengths, DType::i32, {shape[0]});
+    require_optional(where, "newest", near.newest, DType::i32, {shape[0]});
     require_optional(where, "sink", near.sink, type, {shape[1]});
   }
   if (far.q) {

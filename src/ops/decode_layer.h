@@ -72,12 +72,18 @@ struct DecodeHeads {
 
 // Attention over the caches, a step of the mLSTM, and their mixture: o far + (1 - o) near with o =
 // sigmoid(gate), or the sum without a gate, or the one branch that there is.
+//
+// A GPU reads states, lengths, sequences and, where `newest` is given, all other slots before the
+// ops just before have ended. So after what writes them comes an op that is not of a layer before
+// the layer's ops: DecodeEmbedding, for one, at the beginning of every token. The same holds for
+// the angles of DecodeHeads.
 struct DecodeMixer {
   struct Near {
     ConstTensorView q;  // [rows, heads, head_dim]
     // [rows] of [capacity, kv_heads * head_dim], on the host; empty without a window.
     std::span<const ConstTensorView> k, v;
     ConstTensorView lengths;  // [rows] i32: slots that are read, at least one
+    ConstTensorView newest;   // [rows] i32: the slots that DecodeHeads wrote; optional
     ConstTensorView sink;     // [heads], optional
   };
 
