@@ -9,6 +9,9 @@ A step begins where AdamW's kernels of the step before have ended. Printed for e
 median over steps (the first is left out): its length; the share in which nothing ran (launch gaps
 and waits of the host); the time of NCCL's kernels and the share of it under which another kernel
 ran; the kernels that took most. --whole: the same of the whole file at once, for other programs.
+--timeline NAME N: instead, when each of N kernels began and ended, in microseconds from the start
+of one whose name holds NAME, as the median over the occurrences of NAME in the second half of the
+file that the same kernels follow.
 """
 import argparse
 import collections
@@ -109,13 +112,33 @@ def report(path, most, whole):
         print(f"  {time / len(steps) / 1e6:9.2f} ms {counts[name] / len(steps):7.0f} x  {readable(name)}")
 
 
+def print_timeline(path, name, count):
+    rows = read(path)
+    starts = [i for i, row in enumerate(rows) if name in row[3] and i + count <= len(rows)]
+    starts = starts[len(starts) // 2 :]
+    chains = collections.defaultdict(list)
+    for i in starts:
+        chains[tuple(row[3] for row in rows[i : i + count])].append(rows[i : i + count])
+    if not chains:
+        sys.exit(f"{path}: wanted a kernel with {name} in its name and {count} from it on, found none")
+    names, alike = max(chains.items(), key=lambda chain: len(chain[1]))
+    print(f"{path}: {len(alike)} times of {len(starts)}")
+    for i, kernel in enumerate(names):
+        begin, end = (statistics.median(chain[i][k] - chain[0][0] for chain in alike) for k in (0, 1))
+        print(f"  {begin / 1e3:9.2f} to {end / 1e3:9.2f} us  {readable(kernel)}")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("traces", nargs="+")
     parser.add_argument("--most", type=int, default=12, help="kernels that are listed")
     parser.add_argument("--whole", action="store_true", help="the whole file counts as one step")
+    parser.add_argument("--timeline", nargs=2, metavar=("NAME", "N"), help="when the N kernels from NAME on ran")
     options = parser.parse_args()
     for path in options.traces:
+        if options.timeline:
+            print_timeline(path, options.timeline[0], int(options.timeline[1]))
+            continue
         report(path, options.most, options.whole)
 
 
