@@ -21,10 +21,9 @@ union PartsShared {
   FarShared far;
 };
 
-// Blocks (near parts, then far parts) of a row. Few registers leave room for the products behind.
+// Blocks (near parts, then far parts) of a row.
 template <class T, int kLanes>
-__global__ void __launch_bounds__(kThreads) __maxnreg__(sizeof(T) == 2 ? 112 : 255)
-    parts_kernel(const __grid_constant__ MixerArgs<T> a) {
+__global__ void __launch_bounds__(kThreads) parts_kernel(const __grid_constant__ MixerArgs<T> a) {
   __shared__ PartsShared shared;
   let_kernel_after_start();
   const int block = static_cast<int>(blockIdx.x);
