@@ -25,7 +25,6 @@ union PartsShared {
 template <class T, int kLanes>
 __global__ void __launch_bounds__(kThreads) parts_kernel(const __grid_constant__ MixerArgs<T> a) {
   __shared__ PartsShared shared;
-  let_kernel_after_start();
   const int block = static_cast<int>(blockIdx.x);
   const int row = static_cast<int>(blockIdx.y);
   if (block < a.near_blocks) {
@@ -33,6 +32,7 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(const __grid_constant__
   } else {
     far_part(a, block - a.near_blocks, row, shared.far);
   }
+  let_kernel_after_start();  // not before: rings of weights would fill ahead of what is read here
 }
 
 // A thread's two columns of a head's splits, 16 splits at a time.
@@ -149,7 +149,6 @@ struct StateVectors {
 template <class T>
 __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ MixerArgs<T> a) {
   __shared__ float weights[kSplits];
-  let_kernel_after_start();
   const int head = static_cast<int>(blockIdx.x);
   const int row = static_cast<int>(blockIdx.y);
   const std::int64_t at = static_cast<std::int64_t>(row) * a.heads + head;
@@ -158,6 +157,7 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
   const int column = static_cast<int>(threadIdx.x) * 2;
   const bool has_column = column < a.dim;
   wait_for_kernel_before();
+  let_kernel_after_start();
   const float* partial = a.partial_of(row, head, 0);
   SplitColumns columns;
   columns.load(a, partial, 0, splits);

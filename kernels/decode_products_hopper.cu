@@ -1,225 +1,29 @@
-// Products of a few rows on Hopper: one block on each multiprocessor, all with as many outputs. The
-// copy engine brings rows of the weights into a ring in shared memory; that and as much again into
-// the L2 cache begins before the kernel before has ended, so that memory does not rest between
-// kernels. Two such blocks fit a multiprocessor.
+// Products of a few rows on Hopper: one block on each multiprocessor. The copy engine brings rows
+// of the weights into a ring in shared memory, which begins before the kernel before has ended, so
+// that memory does not rest between kernels. Two such blocks fit a multiprocessor. Three quarters
+// of the outputs are dealt out, the rest goes to who comes first: some multiprocessors reach memory
+// a quarter slower than others, always the same ones.
 //
-// A warp takes the same columns of every row, with its part of x in registers. One warp copies, one
-// adds the warps' sums and stores. Sums go over a lane's numbers, lanes and warps in an order that
-// neither the number of rows nor that of outputs changes.
+// A warp takes the same columns of every row, with its part of x in registers. One warp copies;
+// three take turns in adding the warps' sums and storing them. Sums go over a lane's numbers, lanes
+// and warps in an order that neither the number of rows nor that of outputs nor the block changes.
 #include <algorithm>
+#include <atomic>
 
-#include "kernels/decode_products.cuh"
-#include "kernels/dependent.cuh"
-#include "kernels/hopper.cuh"
+#include "kernels/decode_products_ring.cuh"
 #include "kernels/kernel_choice.h"
 #include "kernels/launch.cuh"
 #include "kernels/warp.cuh"
 
-namespace bifocal {
+namespace bifocal::product_ring {
 namespace {
 
-using Args = ProductArgs<BFloat16, BFloat16>;
-
-constexpr int kPieceNumbers = kWarp * kVectorSize<BFloat16>;  // that a warp takes in one access
-constexpr int kMostPieces = 4;                                // of a row in a lane
-constexpr int kMostWarps = 12;
-constexpr int kServiceWarps = 2;
-constexpr int kMostThreads = (kMostWarps + kServiceWarps) * kWarp;
-constexpr int kMostStages = 6;
 constexpr int kRingBytes = 108 * 1024;
+constexpr int kCounters = 64;
 
-// Rows of weights in a stage of the ring, and the outputs that they make.
-template <int kPieces, bool kGated>
-struct Stage {
-  static constexpr int kRows = kPieces <= 2 ? 4 : (kGated ? 2 : 1);
-  static constexpr int kOutputs = kGated ? kRows / 2 : kRows;
-  static_assert(kOutputs >= 1);
-};
+__device__ unsigned counters[kCounters];  // of tickets; 0 between launches
 
 #if BIFOCAL_HOPPER_CODE
-
-constexpr int kCacheBytes = 64 * 1024;  // of each block, into the L2 cache ahead of the ring
-
-template <int kSums, int kInputs>
-struct Shared {
-  hopper::Barrier full[kMostStages];   // the stage's rows have come
-  hopper::Barrier read[kMostStages];   // all warps have left their sums
-  hopper::Barrier taken[kMostStages];  // the sums have been added
-  float sums[kMostStages][kSums][kMostWarps];
-  float squares[kInputs][kMostWarps];
-};
-
-// A block's outputs.
-struct Span {
-  int begin, end;
-
-  __device__ explicit Span(int outputs)
-      : begin(static_cast<int>(static_cast<std::int64_t>(outputs) * blockIdx.x / gridDim.x)),
-        end(static_cast<int>(static_cast<std::int64_t>(outputs) * (blockIdx.x + 1) / gridDim.x)) {}
-};
-
-__device__ inline void prefetch_bytes(const void* from, int bytes) {
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(__cvta_generic_to_global(from)),
-               "r"(bytes)
-               : "memory");
-}
-
-// Row `row` of the weights of the stage that begins with this output; null past the span.
-template <bool kGated>
-const __device__ BFloat16* weight_row(const Args& a, const Span& span, int first, int row) {
-  const int output = first + (kGated ? row / 2 : row);
-  if (output >= span.end) {
-    return nullptr;
-  }
-  if constexpr (kGated) {
-    return (row % 2 == 0 ? a.gate : a.up) + static_cast<std::int64_t>(output) * a.in;
-  }
-  int part = 0;
-  while (part + 1 < a.parts && output >= a.part[part + 1].begin) {
-    ++part;
-  }
-  return a.part[part].weight + static_cast<std::int64_t>(output - a.part[part].begin) * a.in;
-}
-
-template <int kPieces, bool kGated, class S>
-__device__ void copy_rows(
-    const Args& a, const Span& span, S& shared, BFloat16* ring, int stages, int turns) {
-  using Of = Stage<kPieces, kGated>;
-  const int lane = lane_id();
-  const int bytes = a.in * static_cast<int>(sizeof(BFloat16));
-  const auto row_of = [&](int turn) {
-    return lane < Of::kRows ? weight_row<kGated>(a, span, span.begin + turn * Of::kOutputs, lane)
-                            : nullptr;
-  };
-  int stage = 0;
-  int round = 0;
-  for (int turn = 0; turn < turns; ++turn) {
-    if (turn == stages) {
-      const int ahead = min(turns, stages + kCacheBytes / (Of::kRows * bytes));
-      for (int later = turn; later < ahead; ++later) {
-        if (const BFloat16* from = row_of(later)) {
-          prefetch_bytes(from, bytes);
-        }
-      }
-    }
-    if (round > 0) {
-      shared.taken[stage].wait((round - 1) & 1);
-    }
-    const BFloat16* from = row_of(turn);
-    const int rows = __popc(__ballot_sync(kAllLanes, from != nullptr));
-    if (lane == 0) {
-      shared.full[stage].arrive_expect(rows * bytes);
-    }
-    __syncwarp();
-    if (from != nullptr) {
-      hopper::load_bytes(ring + (stage * Of::kRows + lane) * a.in, from, bytes, shared.full[stage]);
-    }
-    if (++stage == stages) {
-      stage = 0;
-      ++round;
-    }
-  }
-}
-
-// What is added to an output before it is stored.
-struct Extra {
-  float bias = 0.0F;
-  float add = 0.0F;
-};
-
-struct Output {
-  const ProductPart<BFloat16, BFloat16>* part = nullptr;
-  std::int64_t at = 0;
-  int local = 0;
-
-  __device__ Output(const Args& a, int output, int row) {
-    int index = 0;
-    while (index + 1 < a.parts && output >= a.part[index + 1].begin) {
-      ++index;
-    }
-    part = &a.part[index];
-    local = output - part->begin;
-    at = static_cast<std::int64_t>(row) * part->out + local;
-  }
-
-  __device__ Extra extra() const {
-    Extra extra;
-    if (part->bias != nullptr) {
-      extra.bias = load_float(part->bias[local]);
-    }
-    if (part->add != nullptr) {
-      extra.add = part->is_wide ? static_cast<const float*>(part->add)[at]
-                                : load_float(static_cast<const BFloat16*>(part->add)[at]);
-    }
-    return extra;
-  }
-
-  __device__ void store(float sum) const {
-    if (part->is_wide) {
-      static_cast<float*>(part->y)[at] = sum;
-    } else {
-      static_cast<BFloat16*>(part->y)[at] = store_as<BFloat16>(sum);
-    }
-  }
-};
-
-// A lane for each output of a stage and row of x.
-template <int kPieces, int kInputs, bool kGated, class S>
-__device__ void store_outputs(
-    const Args& a, const Span& span, S& shared, int stages, int turns, int warps) {
-  using Of = Stage<kPieces, kGated>;
-  const int lane = lane_id();
-  const int index = lane / kInputs;
-  const int row = lane % kInputs;
-  const bool is_mine = index < Of::kOutputs && row < a.rows;
-  const auto output_of = [&](int turn) { return span.begin + turn * Of::kOutputs + index; };
-  const auto extra_of = [&](int turn) {
-    const int output = output_of(turn);
-    return !kGated && is_mine && output < span.end ? Output(a, output, row).extra() : Extra{};
-  };
-  wait_for_kernel_before();
-  Extra next = extra_of(0);
-  int stage = 0;
-  int parity = 0;
-  for (int turn = 0; turn < turns; ++turn) {
-    const Extra extra = next;
-    next = extra_of(turn + 1);
-    shared.read[stage].wait(parity);
-    const auto total = [&](int weight_row) {
-      const float* sums = shared.sums[stage][weight_row * kInputs + row];
-      float sum = sums[0];
-      for (int warp = 1; warp < warps; ++warp) {
-        sum += sums[warp];
-      }
-      return sum;
-    };
-    float sum = 0.0F;
-    if (is_mine) {
-      if constexpr (kGated) {
-        const float gate = total(2 * index);
-        sum = gate / (1.0F + expf(-gate)) * total(2 * index + 1);
-      } else {
-        sum = total(index) + extra.bias + extra.add;
-      }
-    }
-    __syncwarp();
-    if (lane == 0) {
-      shared.taken[stage].arrive();
-    }
-    if (is_mine && output_of(turn) < span.end) {
-      if constexpr (kGated) {
-        a.gated[static_cast<std::int64_t>(row) * a.outputs + output_of(turn)] =
-            store_as<BFloat16>(sum);
-      } else {
-        Output(a, output_of(turn), row).store(sum);
-      }
-    }
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
-    }
-  }
-}
 
 // A lane's pieces of the rows of x, through the norm where there is one.
 template <int kPieces, int kInputs>
@@ -319,20 +123,28 @@ struct Inputs {
 
 template <int kPieces, int kInputs, bool kGated, class S>
 __device__ void multiply_rows(
-    const Args& a, S& shared, const BFloat16* ring, int stages, int turns, int warps) {
+    const Args& a, S& shared, const BFloat16* ring, int stages, int warps) {
   using Of = Stage<kPieces, kGated>;
   constexpr int kSums = Of::kRows * kInputs;
-  constexpr int kLanes = kWarp / kSums;  // that hold the same sum
   const int warp = warp_id();
   const int lane = lane_id();
   Inputs<kPieces, kInputs> inputs(a, warps);
   inputs.load(a, shared, warps);
   int stage = 0;
   int parity = 0;
-  for (int turn = 0; turn < turns; ++turn) {
+  const auto advance = [&] {
+    if (++stage == stages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  };
+  // Sums of a stage's rows over this lane's columns. False behind the last stage.
+  const auto multiply = [&](float* sums) {
     shared.full[stage].wait(parity);
+    if (shared.first[stage] < 0) {
+      return false;
+    }
     inputs.keep_packed();
-    float sums[kSums] = {};
 #pragma unroll
     for (int p = 0; p < kPieces; ++p) {
       Packed<BFloat16> weights[Of::kRows];
@@ -351,17 +163,41 @@ __device__ void multiply_rows(
         }
       }
     }
+    return true;
+  };
+  // Sums of two stages go over the lanes together, whose steps wait for each other.
+  constexpr bool kPairs = kInputs == 1;
+  constexpr int kAll = kPairs ? 2 * kSums : kSums;
+  constexpr int kLanes = kWarp / kAll;  // that hold the same sum
+  const int number = lane / kLanes;     // of the sum that this lane holds
+  while (true) {
+    float sums[kAll] = {};
+    const int first_stage = stage;
+    if (!multiply(sums)) {
+      return;
+    }
+    advance();
+    bool is_pair = false;
+    const int second_stage = stage;
+    if constexpr (kPairs) {
+      is_pair = multiply(sums + kSums);
+      if (is_pair) {
+        advance();
+      }
+    }
     const float sum = sums_over_lanes(sums);
-    if (lane % kLanes == 0) {
-      shared.sums[stage][lane / kLanes][warp] = sum;
+    const bool is_first = number < kSums;
+    const bool is_mine = lane % kLanes == 0 && (is_first || is_pair);
+    const int own = is_first ? first_stage : second_stage;
+    if (is_mine) {
+      shared.sums[own][is_first ? number : number - kSums][warp] = sum;
     }
     __syncwarp();
-    if (lane == 0) {
-      shared.read[stage].arrive();
+    if (is_mine && (number == 0 || number == kSums)) {
+      shared.read[own].arrive();
     }
-    if (++stage == stages) {
-      stage = 0;
-      parity ^= 1;
+    if (kPairs && !is_pair) {
+      return;
     }
   }
 }
@@ -372,15 +208,15 @@ __device__ void multiply_rows(
 template <int kPieces, int kInputs, bool kGated>
 __global__ void __launch_bounds__(kMostThreads, kInputs == 1 ? 2 : 1)
     hopper_product_kernel([[maybe_unused]] const __grid_constant__ Args a,
-                          [[maybe_unused]] int stages) {
+                          [[maybe_unused]] int stages,
+                          [[maybe_unused]] int counter) {
 #if BIFOCAL_HOPPER_CODE
   using Of = Stage<kPieces, kGated>;
   __shared__ Shared<Of::kRows * kInputs, kInputs> shared;
   auto* ring = reinterpret_cast<BFloat16*>(dynamic_shared());
   const int warps = static_cast<int>(blockDim.x) / kWarp - kServiceWarps;
   const int warp = warp_id();
-  const Span span(a.outputs);
-  const int turns = (span.end - span.begin + Of::kOutputs - 1) / Of::kOutputs;
+  const Tiles tiles((a.outputs + Of::kOutputs - 1) / Of::kOutputs);
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       shared.full[stage].init(1);
@@ -390,15 +226,22 @@ __global__ void __launch_bounds__(kMostThreads, kInputs == 1 ? 2 : 1)
     hopper::publish_barriers();
   }
   __syncthreads();
-  let_kernel_after_start();
+  if (!kStartsNextLate<kPieces>) {
+    let_kernel_after_start();
+  }
   if (warp == warps) {
-    copy_rows<kPieces, kGated>(a, span, shared, ring, stages, turns);
+    copy_rows<kPieces, kGated>(a, tiles, shared, ring, stages, &counters[counter]);
   } else if (warp > warps) {
-    store_outputs<kPieces, kInputs, kGated>(a, span, shared, stages, turns, warps);
+    store_outputs<kPieces, kInputs, kGated>(a, shared, stages, warps);
   } else {
-    multiply_rows<kPieces, kInputs, kGated>(a, shared, ring, stages, turns, warps);
+    multiply_rows<kPieces, kInputs, kGated>(a, shared, ring, stages, warps);
   }
 #endif
+}
+
+int next_counter() {
+  static std::atomic<unsigned> launches{0};
+  return static_cast<int>(launches.fetch_add(1) % kCounters);
 }
 
 template <int kPieces, int kInputs, bool kGated>
@@ -413,7 +256,8 @@ void launch(CudaStream& stream, const Args& a) {
                    stages * stage_bytes,
                    hopper_product_kernel<kPieces, kInputs, kGated>,
                    a,
-                   stages);
+                   stages,
+                   next_counter());
 }
 
 // Rows whose inputs fit the registers.
@@ -451,14 +295,21 @@ void choose_pieces(CudaStream& stream, const Args& a) {
 }
 
 }  // namespace
+}  // namespace bifocal::product_ring
+
+namespace bifocal {
 
 std::int64_t hopper_product_rows(std::int64_t in) {
-  const bool serves = pieces_of(in) <= kMostPieces && use_hopper_kernels();
-  return serves ? most_rows(pieces_of(in)) : 0;
+  const bool serves =
+      product_ring::pieces_of(in) <= product_ring::kMostPieces && use_hopper_kernels();
+  return serves ? product_ring::most_rows(product_ring::pieces_of(in)) : 0;
 }
 
-void hopper_products(CudaStream& stream, const Args& args, bool is_gated) {
-  is_gated ? choose_pieces<true>(stream, args) : choose_pieces<false>(stream, args);
+void hopper_products(CudaStream& stream,
+                     const ProductArgs<BFloat16, BFloat16>& args,
+                     bool is_gated) {
+  is_gated ? product_ring::choose_pieces<true>(stream, args)
+           : product_ring::choose_pieces<false>(stream, args);
 }
 
 }  // namespace bifocal
