@@ -11,6 +11,7 @@
 
 #include "cli/commands.h"
 #include "cli/config_options.h"
+#include "cli/plan_times.h"
 #include "cli/session.h"
 #include "core/file.h"
 #include "core/log.h"
@@ -25,17 +26,24 @@ using Json = nlohmann::ordered_json;
 constexpr std::size_t kListedRanks = 32;  // the table's lines; JSON has every rank
 
 struct PlanOptions {
-  int ranks = 1;
+  int ranks = 0;           // 0: what the mesh says
   int ranks_per_node = 0;  // 0: all
   bool is_pretrain = false;
   std::string json;
+  TimeOptions times;
 };
 
 PlanInputs read_inputs(const RunConfig& config, const PlanOptions& options) {
-  PlanInputs inputs{
-      .config = config,
-      .ranks = options.ranks,
-      .ranks_per_node = options.ranks_per_node > 0 ? options.ranks_per_node : options.ranks};
+  const auto mesh_ranks = static_cast<int>(config.mesh.data * config.mesh.sequence);
+  const int ranks = options.ranks > 0 ? options.ranks : mesh_ranks;
+  BIFOCAL_REQUIRE(ranks > 0,
+                  "[plan] wanted --ranks: the configuration's mesh leaves the number of ranks open "
+                  "(data {}, sequence {})",
+                  config.mesh.data,
+                  config.mesh.sequence);
+  PlanInputs inputs{.config = config,
+                    .ranks = ranks,
+                    .ranks_per_node = options.ranks_per_node > 0 ? options.ranks_per_node : ranks};
   if (!options.is_pretrain) {
     BIFOCAL_REQUIRE(!config.teacher.path.empty(),
                     "[plan] wanted a teacher, got none: set teacher.path to a Hugging Face "
@@ -156,6 +164,10 @@ void print_memory(const Plan& plan) {
     fmt::print("{:>18}", bytes(stage.memory.total * plan.ranks_per_node));
   }
   fmt::print("\n");
+  if (plan.validation_bytes > 0) {
+    fmt::print("  Validation between steps, which is counted in these: {}\n",
+               bytes(plan.validation_bytes));
+  }
   if (plan.reduction_bytes > 0) {
     fmt::print("  MPI holds {} more on each rank while gradients are summed\n",
                bytes(plan.reduction_bytes));
@@ -250,6 +262,7 @@ Json plan_json(const PlanInputs& inputs, const Plan& plan) {
   json["part_elements"] = plan.part_elements;
   json["weight_elements"] = plan.weight_elements;
   json["reduction_bytes"] = plan.reduction_bytes;
+  json["validation_bytes"] = plan.validation_bytes;
   json["stages"] = Json::array();
   for (const PlannedStage& stage : plan.stages) {
     json["stages"].push_back(stage_json(stage));
@@ -268,16 +281,45 @@ Json plan_json(const PlanInputs& inputs, const Plan& plan) {
   return json;
 }
 
+void add_time_options(CLI::App& command, TimeOptions& times) {
+  std::vector<std::string> names;
+  for (const std::string_view name : gpu_names()) {
+    names.emplace_back(name);
+  }
+  command.add_option("--gpu", times.gpu, "GPU of each rank, for step times, days and GPU-hours")
+      ->check(CLI::IsMember(names));
+  command
+      .add_option("--documents",
+                  times.document_tokens,
+                  "Times are for rows of documents of so many tokens (default: one document)")
+      ->check(CLI::NonNegativeNumber);
+  command
+      .add_option("--link",
+                  times.link,
+                  "GB/s that a GPU receives inside its host (default: what --gpu has)")
+      ->check(CLI::PositiveNumber);
+  command
+      .add_option(
+          "--network",
+          times.network,
+          "GB/s that a GPU receives from other hosts (default: 50, a 400 Gb/s adapter each)")
+      ->check(CLI::PositiveNumber);
+}
+
 void run_plan(const RunConfig& config, const PlanOptions& options) {
   const PlanInputs inputs = read_inputs(config, options);
   const Plan plan = make_plan(inputs);
+  const PlanTimes times(inputs, plan, options.times);
   print_work(inputs, plan);
   print_parameters(plan);
   print_stages(plan);
   print_memory(plan);
   print_shares(inputs, plan);
+  times.print();
   if (!options.json.empty()) {
-    write_file_atomically(options.json, plan_json(inputs, plan).dump(2) + "\n");
+    Json json = plan_json(inputs, plan);
+    json["times"] = times.json();
+    write_file_atomically(options.json, json.dump(2) + "\n");
   }
 }
 
@@ -288,14 +330,16 @@ void add_plan_command(CLI::App& app, const CommandContext& context) {
       "plan", "What a run would do and hold on any number of ranks; needs no data and no ranks");
   const auto options = std::make_shared<PlanOptions>();
   const std::shared_ptr<ConfigOptions> config = ConfigOptions::add_to(*command);
-  command->add_option("--ranks", options->ranks, "Ranks of the run")
-      ->required()
+  command
+      ->add_option(
+          "--ranks", options->ranks, "Ranks of the run (default: mesh.data x mesh.sequence)")
       ->check(CLI::PositiveNumber);
   command->add_option("--ranks-per-node", options->ranks_per_node, "Ranks on a node (default: all)")
       ->check(CLI::PositiveNumber);
   command->add_flag(
       "--pretrain", options->is_pretrain, "Plan the command pretrain instead of train");
   command->add_option("--json", options->json, "File for the same as JSON");
+  add_time_options(*command, options->times);
   command->callback([options, config, &context] {
     require_one_rank(context, "plan");
     run_plan(config->resolve(), *options);

@@ -71,7 +71,50 @@ class DryRun {
     student_.backward(shard, gradients_);
   }
 
+  // What evaluate.every puts between steps (evaluate/validation.cpp): both models on a whole row of
+  // the rank's own, beside what the look-ahead teacher has left for steps to come.
+  void validate() {
+    Held waiting(ledger_);
+    if (runs_ahead() && in_->mesh.sequence > 1) {
+      for (std::int64_t rank = 1; rank < in_->mesh.sequence; ++rank) {
+        waiting.add(Region::activations, compute_, own_shard().tokens() * in_->student.hidden);
+      }
+    }
+    DryShard row = whole_row();
+    const Held hidden = student_.forward(row, DryAttention::by_tokens, [&](std::int64_t layer) {
+      observe_branches(in_->student.mixers[static_cast<std::size_t>(layer)], row.tokens());
+    });
+    const Held teacher_hidden = teacher_->forward(row, DryAttention::by_tokens, {});
+    const std::int64_t chunk = std::min(resolved_logit_chunk(in_->config), row.tokens());
+    Held logits(ledger_);
+    for (int model = 0; model < 2; ++model) {
+      logits.add(Region::loss, sum_type(compute_), chunk * in_->student.vocabulary);
+    }
+    for (int tensor = 0; tensor < 3; ++tensor) {
+      logits.add(Region::loss, DType::f64, chunk);
+    }
+    logits.add(Region::loss, DType::u8, chunk);
+    teacher_weights_->acquire(teacher_->head_unit());
+    teacher_weights_->release(teacher_->head_unit());
+  }
+
  private:
+  // Gates on their way to the host, then pieces of the gated far heads beside zeros.
+  void observe_branches(const MixerSettings& mixer, std::int64_t tokens) {
+    constexpr std::int64_t kPiece = 2048;
+    if (!mixer.has_gate()) {
+      return;
+    }
+    {
+      Held gates(ledger_);
+      gates.add(Region::loss, DType::f64, tokens * in_->student.heads);
+    }
+    Held pieces(ledger_);
+    for (int tensor = 0; tensor < 2; ++tensor) {
+      pieces.add(Region::loss, compute_, std::min(kPiece, tokens) * in_->student.attention_width());
+    }
+  }
+
   // What an op on a GPU needs at most beside its tensors (kernels/mlstm.cu, feature_map_mma.cu):
   // the mLSTM's states and their gradients at every chunk's start, or the gradients of feature
   // logits.
@@ -260,6 +303,16 @@ PeakBytes forecast_memory(const ForecastInputs& inputs,
   } else {
     run.distill();
   }
+  if (inputs.config.evaluate.every > 0 && inputs.teacher != nullptr) {
+    run.validate();
+  }
+  return run.peak();
+}
+
+PeakBytes forecast_validation(const ForecastInputs& inputs, std::int64_t sequence_index) {
+  BIFOCAL_ASSERT(inputs.teacher != nullptr);
+  DryRun run(inputs, sequence_index);
+  run.validate();
   return run.peak();
 }
 

@@ -44,12 +44,16 @@ struct ForecastInputs {
   RecomputePlan recompute;
 };
 
-// What Memory's peaks are after steps of `stage` on a rank with this index in its sequence group,
-// for rows that are one document each: the widest halos. Documents shorter than a window need less.
-// Counted are tensors; not the transport's own buffers, code and libraries, and freed blocks that
-// Memory keeps for reuse.
+// What Memory's peaks are after steps of `stage`, and after a validation where evaluate.every asks
+// for one between steps, on a rank with this index in its sequence group, for rows that are one
+// document each: the widest halos. Documents shorter than a window need less. Counted are tensors;
+// not the transport's own buffers, code and libraries, and freed blocks that Memory keeps for
+// reuse.
 PeakBytes forecast_memory(const ForecastInputs& inputs,
                           StageKind stage,
                           std::int64_t sequence_index);
+
+// The peaks of a validation alone, of a run with a teacher.
+PeakBytes forecast_validation(const ForecastInputs& inputs, std::int64_t sequence_index);
 
 }  // namespace bifocal

@@ -464,6 +464,17 @@ Plan make_plan(const PlanInputs& inputs) {
     plan.reduction_bytes =
         largest_unit(table, plan.ranks) * static_cast<std::int64_t>(size_of(compute_type(config)));
   }
+  if (inputs.teacher && config.evaluate.every > 0) {
+    const ForecastInputs forecast{.config = config,
+                                  .student = inputs.student,
+                                  .teacher = &*inputs.teacher,
+                                  .mesh = plan.mesh,
+                                  .node_ranks = plan.ranks_per_node,
+                                  .work = plan.placement.work,
+                                  .teacher_storage = inputs.teacher_storage,
+                                  .recompute = {}};
+    plan.validation_bytes = forecast_validation(forecast, 0).total;
+  }
   for (int rank = 0; rank < plan.ranks; ++rank) {
     plan.shares.push_back(share_of(plan, rank));
   }

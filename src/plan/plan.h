@@ -145,6 +145,8 @@ struct Plan {
   // Beside all tensors: the transport's copy of the unit whose gradient is being summed; 0 on one
   // rank.
   std::int64_t reduction_bytes = 0;
+  // At once on rank 0 in a validation, which the stages' memory includes; 0: evaluate.every is 0.
+  std::int64_t validation_bytes = 0;
 };
 
 // Throws Error where train or pretrain would refuse the configuration on these ranks, or

@@ -74,12 +74,15 @@ LayerFlop layer_flop(const ModelConfig& model,
   return flop;
 }
 
-double mixer_backward_flop(const ModelConfig& model,
-                           const MixerSettings& mixer,
-                           std::span<const std::int64_t> documents) {
+LayerFlop layer_backward_flop(const ModelConfig& model,
+                              const MixerSettings& mixer,
+                              std::span<const std::int64_t> documents) {
   const LayerFlop forward = layer_flop(model, mixer, documents);
-  return 2.0 * (forward.projections + forward.features) + 2.5 * forward.attention +
-         mlstm_backward_flop(model, mixer, tokens_of(documents));
+  return {.projections = 2.0 * forward.projections,
+          .attention = 2.5 * forward.attention,
+          .features = 2.0 * forward.features,
+          .mlstm = mlstm_backward_flop(model, mixer, tokens_of(documents)),
+          .rest = 2.0 * forward.rest};
 }
 
 StepFlop step_flop(const ModelConfig& student,
@@ -88,9 +91,8 @@ StepFlop step_flop(const ModelConfig& student,
   const double tokens = tokens_of(documents);
   StepFlop flop;
   for (const MixerSettings& mixer : student.mixers) {
-    const LayerFlop forward = layer_flop(student, mixer, documents);
-    flop.student_forward += forward.total();
-    flop.student_backward += mixer_backward_flop(student, mixer, documents) + 2.0 * forward.rest;
+    flop.student_forward += layer_flop(student, mixer, documents).total();
+    flop.student_backward += layer_backward_flop(student, mixer, documents).total();
   }
   flop.recomputed = flop.student_forward;
   flop.head = 3.0 * 2.0 * tokens * number(student.hidden) * number(student.vocabulary);
@@ -112,12 +114,10 @@ StepFlop align_flop(const ModelConfig& student,
     flop.teacher_forward += layer_flop(teacher, mixer, documents).total();
   }
   for (const MixerSettings& mixer : student.mixers) {
-    const LayerFlop forward = layer_flop(student, mixer, documents);
-    flop.student_forward += forward.mixer();
+    const LayerFlop backward = layer_backward_flop(student, mixer, documents);
+    flop.student_forward += layer_flop(student, mixer, documents).mixer();
     flop.student_backward +=
-        trains_projections
-            ? mixer_backward_flop(student, mixer, documents)
-            : 2.0 * forward.features + mlstm_backward_flop(student, mixer, tokens_of(documents));
+        trains_projections ? backward.mixer() : backward.features + backward.mlstm;
   }
   return flop;
 }

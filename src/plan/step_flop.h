@@ -29,11 +29,11 @@ LayerFlop layer_flop(const ModelConfig& model,
                      const MixerSettings& mixer,
                      std::span<const std::int64_t> documents);
 
-// The backward pass through the mixer or the whole layer: twice the products with weights,
-// attention with five products for two, the mLSTM by its own count.
-double mixer_backward_flop(const ModelConfig& model,
-                           const MixerSettings& mixer,
-                           std::span<const std::int64_t> documents);
+// The same layer's backward pass: twice the products with weights, attention with five products for
+// two, the mLSTM by its own count.
+LayerFlop layer_backward_flop(const ModelConfig& model,
+                              const MixerSettings& mixer,
+                              std::span<const std::int64_t> documents);
 
 // Stage 2 or pretraining (no teacher) on one row.
 struct StepFlop {

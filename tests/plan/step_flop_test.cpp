@@ -51,7 +51,7 @@ TEST(StepFlop, OfALayerIsTheSumOfItsOps) {
   const MlstmForward mlstm{.inputs = {.q = q, .k = k, .v = k}};
   const MlstmBackward mlstm_backward{.inputs = {.q = q, .k = k, .v = k}};
   EXPECT_EQ(flop.mlstm, cost(mlstm, kCountedChunk).flop);
-  EXPECT_EQ(mixer_backward_flop(model, kBifocal, documents),
+  EXPECT_EQ(layer_backward_flop(model, kBifocal, documents).mixer(),
             2.0 * flop.projections + 2.5 * flop.attention + 2.0 * flop.features +
                 cost(mlstm_backward, kCountedChunk).flop);
 }

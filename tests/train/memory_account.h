@@ -9,6 +9,7 @@
 #include "core/random.h"
 #include "distill/align_stage.h"
 #include "distill/logit_stage.h"
+#include "evaluate/validation.h"
 #include "ops/fill.h"
 #include "parallel/backend.h"
 #include "plan/memory_forecast.h"
@@ -198,6 +199,19 @@ class AccountRun {
                         .unit_squares = result.unit_squares,
                         .number = step + 1},
                        gradients);
+    }
+    if (case_.config.evaluate.every > 0) {
+      Evaluator evaluator(context_, mesh_.world(), case_.config.memory.logit_chunk);
+      const Validation found = validate(
+          context_,
+          evaluator,
+          mesh_.world(),
+          student,
+          *teacher,
+          [this](std::int64_t index) { return make_row(index); },
+          mesh_.world().size());
+      EXPECT_EQ(found.divergence.all().tokens,
+                static_cast<double>(mesh_.world().size() * case_.config.data.row_tokens));
     }
   }
 

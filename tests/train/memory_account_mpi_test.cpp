@@ -49,6 +49,16 @@ TEST(MemoryAccountMpi, UlyssesIsForetold) {
   }
 }
 
+// Every rank validates on whole rows, which take more than its shard does in a step.
+TEST(MemoryAccountMpi, ValidationsAreForetold) {
+  for (const std::int64_t sequence : sequence_counts()) {
+    AccountCase account = on_mesh("validation", StageKind::distill, sequence);
+    account.config.evaluate.every = 1;
+    account.config.memory.recompute = "block";
+    check(account);
+  }
+}
+
 TEST(MemoryAccountMpi, ShardedWeightsAndRecomputedBlocksAreForetold) {
   for (const std::int64_t sequence : sequence_counts()) {
     AccountCase account = on_mesh("sharded", StageKind::distill, sequence);

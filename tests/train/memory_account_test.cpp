@@ -46,6 +46,16 @@ TEST(MemoryAccount, ADepthOfDifferentLayersIsForetold) {
   }
 }
 
+TEST(MemoryAccount, ValidationsAreForetold) {
+  for (const std::string& preset : preset_names()) {
+    AccountCase account = one_rank("validation of " + preset, StageKind::distill);
+    account.config.evaluate.every = 1;
+    account.config.memory.recompute = "block";
+    account.model.mixers = make_mixers(preset, 80, {}, account.model);
+    check(account);
+  }
+}
+
 TEST(MemoryAccount, ShardedWeightsAreForetold) {
   for (const char* recompute : {"none", "light", "mlp", "mixer", "block"}) {
     AccountCase account =
