@@ -194,7 +194,7 @@ TrainStage distill_stage(const StageParts& parts) {
           })};
 }
 
-RunEnd train(const RunConfig& config, const CommandContext& command) {
+RunEnd train(const RunConfig& config, const CommandContext& command, const std::string& until) {
   const StopSignals signals;
   BIFOCAL_REQUIRE(
       !config.teacher.path.empty(),
@@ -248,6 +248,7 @@ RunEnd train(const RunConfig& config, const CommandContext& command) {
 
   setup.validate = make_validation(config, context, mesh, student, teacher);
   setup.signals = &signals;
+  setup.until = until;
   const StageParts parts{
       config, context, mesh, rows, student, teacher, choice.work, last_recompute(memory), steps};
   std::vector<TrainStage> stages;
@@ -327,7 +328,14 @@ void add_train_command(CLI::App& app, const CommandContext& context) {
       "Align and distil a student from its teacher; resumes from its run directory. SIGTERM, "
       "SIGINT or SIGUSR1 to a rank: saves at the end of the step, exit code 75");
   const std::shared_ptr<ConfigOptions> options = ConfigOptions::add_to(*command);
-  command->callback([options, &context] { finish(train(options->resolve(), context), context); });
+  const auto until = std::make_shared<std::string>();
+  command
+      ->add_option(
+          "--until", *until, "Save and end after this stage; the same command without it goes on")
+      ->check(CLI::IsMember({"align", "distill"}));
+  command->callback([options, until, &context] {
+    finish(train(options->resolve(), context, *until), context);
+  });
 }
 
 void add_pretrain_command(CLI::App& app, const CommandContext& context) {

@@ -1,6 +1,7 @@
 // The training loop.
 #include "train/trainer.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "core/log.h"
@@ -80,12 +81,34 @@ int Trainer::signal() const {
   return setup_.signals == nullptr ? 0 : setup_.signals->agreed(mesh_->world());
 }
 
+std::size_t Trainer::end_of_run() const {
+  if (setup_.until.empty()) {
+    return stages_.size();
+  }
+  const auto last = std::ranges::find(stages_, setup_.until, &TrainStage::name);
+  BIFOCAL_REQUIRE(last != stages_.end(),
+                  "[train] wanted to run until the end of {}, which this run does not have: leave "
+                  "--until out",
+                  setup_.until);
+  return static_cast<std::size_t>(last - stages_.begin()) + 1;
+}
+
 RunEnd Trainer::run() {
+  const std::size_t end = end_of_run();
   log_.open(stage_index_ < stages_.size() ? place(stages_[stage_index_]) : RunPlace{.step = step_});
-  while (stage_index_ < stages_.size()) {
+  while (stage_index_ < end) {
     if (run_stage(stages_[stage_index_])) {
       return RunEnd::stopped;
     }
+  }
+  if (stage_index_ < stages_.size()) {
+    if (step_ != saved_step_) {
+      save(stages_[stage_index_], true);
+    }
+    log_.print(fmt::format("finished {} after {} steps; without --until the run goes on",
+                           setup_.until,
+                           format_count(step_)));
+    return RunEnd::finished;
   }
   log_.print(fmt::format(
       "finished after {} steps: {}", format_count(step_), (directory_ / "checkpoints").string()));

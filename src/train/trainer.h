@@ -43,6 +43,8 @@ struct TrainSetup {
   // Measures held-out rows, every evaluate.every steps and at the end of each stage. Collective.
   std::function<Validation()> validate;
   const StopSignals* signals = nullptr;  // looked at after every step; nullptr: none end the run
+  // Name of the stage after which run() saves and returns, for another run to go on; empty: none.
+  std::string until{};
 };
 
 enum class RunEnd : std::uint8_t { finished, stopped };
@@ -61,11 +63,12 @@ class Trainer {
   // one of another model or data. Collective.
   void resume();
 
-  // Runs what is left of all stages, or saves and returns after the step in which a rank got a
-  // signal. Writes metrics.jsonl, events/ and checkpoints/ under the run directory; inside a stage
-  // steps go on while a checkpoint is written, unless checkpoint.asynchronous is false. A step
-  // whose loss or gradient is not finite updates nothing; its rows are consumed. Throws Error after
-  // run.max_skipped of them in a row, and on all ranks alike where a save fails. Collective.
+  // Runs what is left of all stages (to setup.until), or saves and returns after the step in which
+  // a rank got a signal. Writes metrics.jsonl, events/ and checkpoints/ under the run directory;
+  // inside a stage steps go on while a checkpoint is written, unless checkpoint.asynchronous is
+  // false. A step whose loss or gradient is not finite updates nothing; its rows are consumed.
+  // Throws Error after run.max_skipped of them in a row, and on all ranks alike where a save fails.
+  // Collective.
   RunEnd run();
 
  private:
@@ -86,6 +89,8 @@ class Trainer {
   void report_save(const TrainStage& stage, const std::optional<SaveReport>& report);
 
   void finish_save(const TrainStage& stage) { report_save(stage, writer_.finish()); }
+  // Of the last stage to run. Throws Error where setup.until names none.
+  std::size_t end_of_run() const;
 
   Context context_;
   TrainSetup setup_;

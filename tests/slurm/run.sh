@@ -5,8 +5,10 @@
 #   each time the job requeues itself and goes on, and in the end all that metrics.jsonl has of every
 #   step, clocks aside, is what an unbroken run without Slurm has.
 # - Slurm's own warning before the time limit does the same.
+# - launch/reproduce.sh submits the whole recipe for one student at tiny size, each job after those that it
+#   needs, and all of them succeed.
 # - A job that is cancelled saves and stays away; one that loses a rank fails within a minute.
-#   tests/slurm/run.sh            about two minutes on two cores
+#   tests/slurm/run.sh            about three minutes on two cores
 # Wants Debian's slurm-wlm and munge (launch/setup.sh --dev) and the program, which it builds; needs no
 # root, no cgroups and no network but the loopback. BIFOCAL names another program.
 set -euo pipefail
@@ -311,6 +313,13 @@ for launcher in srun mpirun; do
   say "a job under $launcher"
   check_signals "$launcher"
 done
+
+say "the recipe as jobs"
+launch/reproduce.sh --tiny --slurm --student bifocal --out "$directory/recipe" >"$directory/recipe.log"
+job=$(sed -n 's/.* job \([0-9]*\): compare.*/\1/p' "$directory/recipe.log")
+expect_end "$job" COMPLETED 180
+[[ -s $directory/recipe/compare.svg ]] || fail "the recipe compared nothing"
+[[ $(steps_of "$directory/recipe/bifocal") == 20 ]] || fail "the recipe's student has not 20 steps"
 
 say "a job whose second rank is killed"
 run=$directory/killed

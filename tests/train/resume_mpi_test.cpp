@@ -39,6 +39,7 @@ struct RunOptions {
   std::string identity = "teacher, student and data";
   std::string first_stage = "align";
   bool asynchronous = true;
+  std::string until;
 };
 
 // Everything a process makes anew when it starts: two stages of a bifocal student.
@@ -81,6 +82,7 @@ class Process {
     setup.config.checkpoint.keep = 0;
     setup.config.checkpoint.stage_ends = options.stage_ends;
     setup.config.optimizer.eps = 1e-4;
+    setup.until = options.until;
     return setup;
   }
 
@@ -249,6 +251,38 @@ TEST(Resume, ContinuesInsideAndBetweenStagesBitForBit) {
   const std::vector<MeshCounts> meshes = meshes_of(test_world().size());
   const MeshCounts counts = meshes[meshes.size() / 2];  // on 4 ranks both axes
   expect_continues_from({3, kAlignSteps, 6}, counts, {.every = 3});
+}
+
+// Also where the ends of stages write no checkpoints.
+TEST(Resume, AStageAtATimeIsTheWholeRun) {
+  const MeshCounts counts{.data = 1, .sequence = 0};
+  for (const bool stage_ends : {true, false}) {
+    const SharedDirectory directory;
+    const fs::path whole = directory.path() / "whole";
+    const fs::path parts = directory.path() / "parts";
+    if (test_world().rank() == 0) {
+      fs::create_directories(whole);
+      fs::create_directories(parts);
+    }
+    test_world().barrier();
+    RunOptions options{.every = 3, .stage_ends = stage_ends};
+    run(whole, counts, options);
+    options.until = "align";
+    for (int time = 0; time < 2; ++time) {  // the second one has nothing to do
+      run(parts, counts, options);
+      EXPECT_TRUE(fs::exists(step_of(parts, kAlignSteps)));
+      EXPECT_FALSE(fs::exists(step_of(parts, kAlignSteps + 1)));
+      if (test_world().rank() == 0) {
+        EXPECT_EQ(metrics(parts).size(), static_cast<std::size_t>(kAlignSteps));
+      }
+      test_world().barrier();
+    }
+    options.until = "";
+    run(parts, counts, options);
+    expect_same_run(parts, whole, 0);
+    options.until = "pretrain";
+    EXPECT_THROW(run(parts, counts, options), Error);
+  }
 }
 
 TEST(Resume, CheckpointsOnTheWayChangeNothing) {
