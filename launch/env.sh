@@ -18,6 +18,14 @@ bifocal_threads() {
 # does not count.
 export OMPI_MCA_mpi_yield_when_idle="${OMPI_MCA_mpi_yield_when_idle:-1}"
 
+# A host that is cut off: mpirun and its daemons ask each other once a second and give up after 50 lost
+# answers, which takes 51 to 53 s. Open MPI's own values take 8 minutes. Not sooner, so that rank 0 can say first which rank it
+# was (run.heartbeat_seconds, 50); not later, since ranks end from 54 s on, and a daemon that waits for the
+# answer to something it sent, such as the end of a rank, does not ask any more.
+export OMPI_MCA_oob_tcp_keepalive_time="${OMPI_MCA_oob_tcp_keepalive_time:-1}"
+export OMPI_MCA_oob_tcp_keepalive_intvl="${OMPI_MCA_oob_tcp_keepalive_intvl:-1}"
+export OMPI_MCA_oob_tcp_keepalive_probes="${OMPI_MCA_oob_tcp_keepalive_probes:-50}"
+
 # Open MPI refuses root, which is who a container runs as, unless told twice.
 if ((EUID == 0)); then
   export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

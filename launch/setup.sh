@@ -15,10 +15,11 @@ packages=(
 # Names of the same version everywhere: other releases of clang-format lay code out differently,
 # and clang-tidy before 16 cannot read gcc's <source_location> (nor gcc's omp.h: libomp has one).
 # clang and its runtime build tests/fuzz; python3-venv is for tests/interop, slurm-wlm and munge for
-# tests/slurm.
+# tests/slurm, iproute2 for tests/netns.
 dev_packages=(
   clang-format-14 clang-tidy-16 libomp-16-dev clang-16 libclang-rt-16-dev
   python3 python3-venv python3-h5py python3-numpy shellcheck slurm-wlm munge
+  iproute2
 )
 
 case "${1:-}" in

@@ -1,5 +1,5 @@
-// Ends all ranks of a job when one of them cannot go on: a thread of each, which says every other
-// second where its rank stands and listens to the others.
+// Ends all ranks of a job when one of them cannot go on: a thread of each, which says where its rank
+// stands, twice to half a time a second, and listens to the others.
 #pragma once
 
 #include <memory>
@@ -42,7 +42,7 @@ class RankWatch {
   void announce_error(const std::string& text);
 
   // After the error was printed. Rank 0: ends the others, and returns when they have ended, or
-  // after 3 s. Others: rank 0 ends this process; returns where it has not done so after 5 s.
+  // after 6 s. Others: rank 0 ends this process; returns where it has not done so after 8 s.
   void end_job(const std::string& text);
 
  private:

@@ -21,6 +21,8 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr milliseconds kTick{200};
+// Messages that come within this time are read together: rank 0 has many peers.
+constexpr milliseconds kBatch{20};
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -156,7 +158,7 @@ void WatchThread::announce_error(const std::string& text) {
 }
 
 void WatchThread::end_job(const std::string& text) {
-  constexpr milliseconds kRankZeroAnswers{5000};
+  constexpr milliseconds kRankZeroAnswers{8000};
   if (self_.rank != 0) {
     std::this_thread::sleep_for(kRankZeroAnswers);
     return;
@@ -227,6 +229,7 @@ void WatchThread::wait() {
   if (poll(entries.data(), entries.size(), static_cast<int>(kTick.count())) > 0) {
     std::uint64_t count = 0;
     [[maybe_unused]] const ssize_t got = read(wake_.number(), &count, sizeof count);
+    std::this_thread::sleep_for(kBatch);
   }
 }
 
@@ -303,13 +306,18 @@ void WatchThread::hear_message(int rank, const json& message) {
 }
 
 void WatchThread::beat() {
+  constexpr double kShortestPause = 0.5;
   constexpr double kLongestPause = 2.0;
   constexpr double kBeatsInLimit = 10.0;
-  if (watched_ < next_beat_) {
+  const ProgressState state = progress_->state();
+  const double pause = state.marks != told_marks_
+                           ? kShortestPause
+                           : std::min(kLongestPause, limits_.heartbeat / kBeatsInLimit);
+  if (watched_ < told_at_ + pause) {
     return;
   }
-  next_beat_ = watched_ + std::min(kLongestPause, limits_.heartbeat / kBeatsInLimit);
-  const ProgressState state = progress_->state();
+  told_at_ = watched_;
+  told_marks_ = state.marks;
   if (self_.rank == 0) {
     states_.beat(0, state, watched_);
   }
@@ -359,9 +367,12 @@ bool WatchThread::serve_request() {
   return false;
 }
 
-// Returns when the others have ended: their connections are closed.
+// Returns when the others have ended: their connections are closed. Those that do not answer are
+// given up after six seconds. That much later than the heartbeat's limit a launcher may have found
+// out by itself: mpirun does not where it has something to tell to a host that is cut off (see
+// launch/env.sh).
 void WatchThread::wait_for_ends() {
-  constexpr double kLimit = 3.0;
+  const double limit = std::min(6.0, limits_.heartbeat);
   const Clock::time_point begin = Clock::now();
   const auto runs = [](std::optional<MessageSocket>& peer) {
     if (peer) {
@@ -369,7 +380,7 @@ void WatchThread::wait_for_ends() {
     }
     return peer && peer->is_open();
   };
-  while (seconds_since(begin) < kLimit && std::ranges::any_of(peers_, runs)) {
+  while (seconds_since(begin) < limit && std::ranges::any_of(peers_, runs)) {
     wait();
   }
 }
@@ -388,7 +399,6 @@ void WatchThread::end_with(const RankFault& fault) {
   if (self_.rank == 0) {
     print_error("\n" + fault.text);
     tell_all({{"kind", "end"}, {"rank", fault.rank}, {"text", fault.text}});
-    wait_for_ends();
   } else {
     // Rank 0 is the one that is lost. The first of the others tells of it; where the launcher does
     // not end the rest by then, they say why they go.
@@ -403,6 +413,7 @@ void WatchThread::end_with(const RankFault& fault) {
                             describe(progress_->state())) +
                 fault.text);
   }
+  wait_for_ends();
   end_process();
 }
 

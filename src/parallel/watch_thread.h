@@ -71,9 +71,11 @@ class WatchThread {
   std::string token_;
   int joined_ = 1;
   Clock::time_point looked_at_ = Clock::now();
-  double watched_ = 0.0;    // seconds in which this process was not stopped itself
-  double next_beat_ = 0.0;  // in watched seconds
-  Descriptor wake_;         // readable when there is a request
+  double watched_ = 0.0;  // seconds in which this process was not stopped itself
+  // The last beat: in watched seconds, and what it told.
+  double told_at_ = -1.0;
+  std::uint64_t told_marks_ = 0;
+  Descriptor wake_;  // readable when there is a request
   bool has_announced_ = false;
 
   std::mutex mutex_;

@@ -119,6 +119,7 @@ class Job:
             return self.text("run/metrics.jsonl").count('"loss"') >= step
 
         wait_until(reached, 60, f"step {step}")
+        time.sleep(1.0)  # beats tell where a rank stands twice a second
 
     def require_running(self):
         if self.process.poll() is not None:
@@ -214,7 +215,7 @@ class RankFaults(Faults):
         job = self.start(3)
         job.wait_for_step(4)
         job.send(1, signal.SIGSTOP)
-        self.check_all_ended(job, (0, 2), HEARTBEAT + 6)
+        self.check_all_ended(job, (0, 2), 2 * HEARTBEAT + 5)
         self.check_block(job, "err.0", 1, "does not answer", r"nothing .*: it is stopped \(SIGSTOP")
         self.assertEqual(state_of(job.pid(1)), "T")
         job.send(1, signal.SIGCONT)
@@ -224,7 +225,7 @@ class RankFaults(Faults):
         job = self.start(2)
         job.wait_for_step(4)
         job.send(0, signal.SIGSTOP)
-        self.check_all_ended(job, (1,), HEARTBEAT + 6)
+        self.check_all_ended(job, (1,), 2 * HEARTBEAT + 5)
         self.check_block(job, "err.1", 0, "does not answer", r"nothing .*: it is stopped \(SIGSTOP")
         job.send(0, signal.SIGCONT)
         self.check_all_ended(job, (0,), 5)
