@@ -4,12 +4,12 @@
 #include <map>
 
 #include "checkpoint/checkpoint_writer.h"
+#include "checkpoint/file_check.h"
 #include "checkpoint/hdf5_file.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/run_together.h"
 #include "checkpoint/step_directory.h"
 #include "core/file.h"
-#include "core/sha256.h"
 #include "parallel/shard.h"
 
 namespace bifocal {
@@ -56,26 +56,6 @@ std::map<std::int64_t, std::vector<Read>> plan_reads(const Manifest& manifest,
   return reads;
 }
 
-void check_file(const fs::path& path, const ManifestFile& wanted) {
-  std::error_code absent;
-  const auto bytes = static_cast<std::int64_t>(fs::file_size(path, absent));
-  BIFOCAL_REQUIRE(!absent,
-                  "[checkpoint] cannot read {}: {}: use another checkpoint",
-                  path.string(),
-                  absent.message());
-  BIFOCAL_REQUIRE(bytes == wanted.bytes,
-                  "[checkpoint] {} is damaged: wanted {} bytes, got {}: use another checkpoint",
-                  path.string(),
-                  wanted.bytes,
-                  bytes);
-  const std::string sha256 = sha256_hex_of_file(path);
-  BIFOCAL_REQUIRE(sha256 == wanted.sha256,
-                  "[checkpoint] {} is damaged: wanted SHA-256 {}, got {}: use another checkpoint",
-                  path.string(),
-                  wanted.sha256,
-                  sha256);
-}
-
 }  // namespace
 
 void save_checkpoint(const fs::path& directory,
@@ -117,7 +97,7 @@ void load_checkpoint(const fs::path& checkpoint,
     reads = plan_reads(manifest, tensors, checkpoint);
     for (std::size_t file = 0; file < manifest.files.size(); ++file) {
       if (static_cast<int>(file % static_cast<std::size_t>(group.size())) == group.rank()) {
-        check_file(checkpoint / manifest.files[file].name, manifest.files[file]);
+        check_rank_file(checkpoint, manifest, file);
       }
     }
   });

@@ -1,16 +1,14 @@
 // The course of a save: begin, write, agree, publish.
 #include "checkpoint/checkpoint_writer.h"
 
-#include <cstdio>
-#include <memory>
 #include <system_error>
 #include <utility>
 
+#include "checkpoint/file_hash.h"
 #include "checkpoint/hdf5_file.h"
 #include "checkpoint/run_together.h"
 #include "checkpoint/step_directory.h"
 #include "core/file.h"
-#include "core/sha256.h"
 
 namespace bifocal {
 
@@ -22,31 +20,32 @@ std::string rank_file_name(int rank) {
   return fmt::format("rank_{:05}.h5", rank);
 }
 
-std::string sha256_of(const fs::path& path, const std::stop_token& stop) {
-  constexpr std::size_t kPiece = std::size_t{1} << 22;
-  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::fopen(path.c_str(), "rb"),
-                                                             std::fclose);
-  BIFOCAL_REQUIRE(file != nullptr, "[checkpoint] cannot read {} back", path.string());
-  Sha256 hash;
-  std::vector<char> piece(kPiece);
-  while (const std::size_t got = std::fread(piece.data(), 1, piece.size(), file.get())) {
-    require_no_stop(stop);
-    hash.add(piece.data(), got);
+// Writes a rank's file and tells what the manifest says of it.
+std::string write_and_describe(const fs::path& path,
+                               std::int64_t step,
+                               int rank,
+                               const std::vector<ShardedTensor>& tensors,
+                               const std::stop_token& stop) {
+  std::vector<StoredRange> ranges = write_rank_file(path, step, rank, tensors, stop);
+  fsync_directory(path.parent_path());
+  std::vector<FilePiece> pieces;
+  for (const StoredRange& range : ranges) {
+    for (const StoredChunk& chunk : range.chunks) {
+      pieces.push_back({chunk.offset, chunk.bytes});
+    }
   }
-  BIFOCAL_REQUIRE(std::ferror(file.get()) == 0, "[checkpoint] cannot read {} back", path.string());
-  return hash.hex();
-}
-
-// "bytes sha256" of each rank's file.
-std::vector<ManifestFile> files_of(const std::vector<std::string>& fingerprints) {
-  std::vector<ManifestFile> files;
-  files.reserve(fingerprints.size());
-  for (const std::string& text : fingerprints) {
-    files.push_back({rank_file_name(static_cast<int>(files.size())),
-                     std::stoll(text),
-                     text.substr(text.find(' ') + 1)});
+  const FileHashes hashes = hash_file(path, pieces, stop);
+  auto crc32 = hashes.crc32.begin();
+  for (StoredRange& range : ranges) {
+    for (StoredChunk& chunk : range.chunks) {
+      BIFOCAL_REQUIRE(crc32->has_value(),
+                      "[checkpoint] {} lost bytes of {} when it was closed",
+                      path.string(),
+                      range.name);
+      chunk.crc32 = **crc32++;
+    }
   }
-  return files;
+  return describe({path.filename().string(), hashes.bytes, hashes.sha256}, ranges);
 }
 
 }  // namespace
@@ -96,10 +95,7 @@ void CheckpointWriter::start(const CheckpointInfo& info,
   });
   phase_ = Phase::writing;
   task_.start([this, unfinished, rank, step = info.step, tensors](const std::stop_token& stop) {
-    const fs::path path = unfinished / rank_file_name(rank);
-    write_rank_file(path, step, rank, tensors, stop);
-    fsync_directory(unfinished);
-    fingerprint_ = fmt::format("{} {}", fs::file_size(path), sha256_of(path, stop));
+    written_ = write_and_describe(unfinished / rank_file_name(rank), step, rank, tensors, stop);
   });
 }
 
@@ -127,7 +123,7 @@ bool CheckpointWriter::is_done_everywhere(bool waits) {
 
 void CheckpointWriter::begin_publishing() {
   or_give_up([&] { require_all(*group_, task_.error()); });
-  manifest_.files = files_of(gather_texts(*group_, fingerprint_));
+  add_files(manifest_, gather_texts(*group_, written_));
   phase_ = Phase::publishing;
   if (group_->rank() == 0) {
     task_.start([this](const std::stop_token&) { publish(manifest_); });

@@ -67,8 +67,8 @@ class CheckpointWriter {
   Phase phase_ = Phase::idle;
   Manifest manifest_;
   Stopwatch watch_;
-  std::string fingerprint_;  // of this rank's file, once it is written
-  BackgroundTask task_;      // ends before what it uses
+  std::string written_;  // describes this rank's file, once it is there
+  BackgroundTask task_;  // ends before what it uses
 };
 
 }  // namespace bifocal

@@ -81,10 +81,16 @@ void write_piece(hid_t dataset, const ShardedTensor& tensor, std::int64_t begin,
                         flat.rows(begin, begin + n).data));
 }
 
-void write_dataset(hid_t file,
-                   const std::string& path,
-                   const ShardedTensor& tensor,
-                   const std::stop_token& stop) {
+StoredChunk place_of_chunk(hid_t dataset, std::int64_t begin) {
+  const auto first = static_cast<hsize_t>(begin);
+  haddr_t offset = 0;
+  hsize_t bytes = 0;
+  BIFOCAL_HDF5(H5Dget_chunk_info_by_coord(dataset, &first, nullptr, &offset, &bytes));
+  return {.offset = static_cast<std::int64_t>(offset), .bytes = static_cast<std::int64_t>(bytes)};
+}
+
+StoredRange write_dataset(hid_t file, const ShardedTensor& tensor, const std::stop_token& stop) {
+  StoredRange stored{.name = tensor.name, .begin = tensor.begin};
   const std::int64_t n = tensor.end - tensor.begin;
   // Chunks of equal size, since the last one is stored whole even if it holds little.
   const std::int64_t most = kMaxChunkBytes / static_cast<std::int64_t>(size_of(tensor.data.dtype));
@@ -100,7 +106,7 @@ void write_dataset(hid_t file,
   BIFOCAL_HDF5(H5Pset_create_intermediate_group(links.get(), 1));
   const Hdf5Handle space = flat_space(n);
   Hdf5Handle dataset(BIFOCAL_HDF5(H5Dcreate2(file,
-                                             path.c_str(),
+                                             dataset_path(tensor.name, tensor.begin).c_str(),
                                              file_type(tensor.data.dtype),
                                              space.get(),
                                              links.get(),
@@ -113,12 +119,10 @@ void write_dataset(hid_t file,
   for (std::int64_t begin = 0; begin < n; begin += chunk) {
     require_no_stop(stop);
     write_piece(dataset.get(), tensor, begin, std::min(chunk, n - begin));
+    stored.chunks.push_back(place_of_chunk(dataset.get(), begin));
   }
   dataset.close();
-}
-
-std::string dataset_path(const std::string& name, std::int64_t begin) {
-  return fmt::format("/tensors/{}/{}", name, begin);
+  return stored;
 }
 
 // A box of a tensor: indices start to start + count of each dim. Its elements are contiguous when
@@ -226,32 +230,39 @@ void write_view(hid_t file, const Manifest& manifest, const ManifestTensor& tens
   dataset.close();
 }
 
-void write_ranges(const std::filesystem::path& path,
-                  std::int64_t step,
-                  int rank,
-                  const std::vector<ShardedTensor>& tensors,
-                  const std::stop_token& stop) {
+std::vector<StoredRange> write_ranges(const std::filesystem::path& path,
+                                      std::int64_t step,
+                                      int rank,
+                                      const std::vector<ShardedTensor>& tensors,
+                                      const std::stop_token& stop) {
+  std::vector<StoredRange> stored;
   Hdf5Handle file = create_file(path, H5F_LIBVER_V18);
   write_attribute(file.get(), "format_version", kCheckpointFormatVersion);
   write_attribute(file.get(), "step", step);
   write_attribute(file.get(), "rank", rank);
   for (const ShardedTensor& tensor : tensors) {
     if (tensor.end > tensor.begin) {
-      write_dataset(file.get(), dataset_path(tensor.name, tensor.begin), tensor, stop);
+      stored.push_back(write_dataset(file.get(), tensor, stop));
     }
   }
   file.close();
+  return stored;
 }
 
 }  // namespace
 
-void write_rank_file(const std::filesystem::path& path,
-                     std::int64_t step,
-                     int rank,
-                     const std::vector<ShardedTensor>& tensors,
-                     const std::stop_token& stop) {
+std::string dataset_path(const std::string& name, std::int64_t begin) {
+  return fmt::format("/tensors/{}/{}", name, begin);
+}
+
+std::vector<StoredRange> write_rank_file(const std::filesystem::path& path,
+                                         std::int64_t step,
+                                         int rank,
+                                         const std::vector<ShardedTensor>& tensors,
+                                         const std::stop_token& stop) {
+  std::vector<StoredRange> stored;
   try {
-    write_ranges(path, step, rank, tensors, stop);
+    stored = write_ranges(path, step, rank, tensors, stop);
   } catch (const Error&) {
     // The library may keep the file open, so its space is not freed by removing it.
     std::error_code ignored;
@@ -259,6 +270,7 @@ void write_rank_file(const std::filesystem::path& path,
     throw;
   }
   fsync_file(path);
+  return stored;
 }
 
 void write_view_file(const std::filesystem::path& path, const Manifest& manifest) {

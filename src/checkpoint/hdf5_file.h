@@ -13,15 +13,18 @@
 
 namespace bifocal {
 
-// Writes a rank's ranges: dataset /tensors/<name>/<begin> with attributes shape, begin and end. On
-// return the file is closed and flushed to the disk. Empty ranges are left out. The HDF5 library is
-// held for a chunk at a time, so that other threads can use it meanwhile. Throws Error when it is
-// asked to stop.
-void write_rank_file(const std::filesystem::path& path,
-                     std::int64_t step,
-                     int rank,
-                     const std::vector<ShardedTensor>& tensors,
-                     const std::stop_token& stop = {});
+// The dataset of the range that begins there: /tensors/<name>/<begin>.
+std::string dataset_path(const std::string& name, std::int64_t begin);
+
+// Writes a rank's ranges, each as a dataset with attributes shape, begin and end, and returns where
+// their chunks lie, without their crc32. On return the file is closed and flushed to the disk.
+// Empty ranges are left out. The HDF5 library is held for a chunk at a time, so that other threads
+// can use it meanwhile. Throws Error when it is asked to stop.
+std::vector<StoredRange> write_rank_file(const std::filesystem::path& path,
+                                         std::int64_t step,
+                                         int rank,
+                                         const std::vector<ShardedTensor>& tensors,
+                                         const std::stop_token& stop = {});
 
 // Writes a file in which dataset /<name> is the whole tensor in its shape, mapped from the rank
 // files that lie beside it. Where one of these is missing its elements read as NaN.

@@ -75,12 +75,43 @@ void require_cover(const ManifestTensor& tensor) {
                   next);
 }
 
+Json chunk_table(const std::vector<StoredChunk>& chunks) {
+  Json table = Json::array();
+  for (const StoredChunk& chunk : chunks) {
+    table.push_back({{"offset", chunk.offset}, {"bytes", chunk.bytes}, {"crc32", chunk.crc32}});
+  }
+  return table;
+}
+
+std::vector<StoredChunk> chunks_of(const Json& table) {
+  std::vector<StoredChunk> chunks;
+  for (const Json& entry : table) {
+    chunks.push_back({entry.at("offset").get<std::int64_t>(),
+                      entry.at("bytes").get<std::int64_t>(),
+                      entry.at("crc32").get<std::uint32_t>()});
+  }
+  return chunks;
+}
+
+Json file_entry(const ManifestFile& file) {
+  return {{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}};
+}
+
+ManifestFile file_of(const Json& entry) {
+  return {entry.at("name").get<std::string>(),
+          entry.at("bytes").get<std::int64_t>(),
+          entry.at("sha256").get<std::string>()};
+}
+
 Json tensor_table(const std::vector<ManifestTensor>& tensors) {
   Json table = Json::array();
   for (const ManifestTensor& tensor : tensors) {
     Json parts = Json::array();
     for (const TensorPart& part : tensor.parts) {
       parts.push_back({{"file", part.file}, {"begin", part.begin}, {"end", part.end}});
+      if (!part.chunks.empty()) {
+        parts.back()["chunks"] = chunk_table(part.chunks);
+      }
     }
     table.push_back({{"name", tensor.name},
                      {"dtype", name_of(tensor.dtype)},
@@ -90,7 +121,27 @@ Json tensor_table(const std::vector<ManifestTensor>& tensors) {
   return table;
 }
 
-std::vector<ManifestTensor> tensors_of(const Json& table, std::size_t num_files) {
+void require_part(const ManifestTensor& tensor,
+                  const TensorPart& part,
+                  const std::vector<ManifestFile>& files) {
+  BIFOCAL_REQUIRE(part.file >= 0 && part.file < static_cast<std::int64_t>(files.size()),
+                  "tensor {} names file {} of {}",
+                  tensor.name,
+                  part.file,
+                  files.size());
+  const std::int64_t file_bytes = files[static_cast<std::size_t>(part.file)].bytes;
+  for (const StoredChunk& chunk : part.chunks) {
+    BIFOCAL_REQUIRE(chunk.offset >= 0 && chunk.bytes > 0 && chunk.bytes <= file_bytes &&
+                        chunk.offset <= file_bytes - chunk.bytes,
+                    "tensor {} has a chunk of {} bytes at {}, in a file of {}",
+                    tensor.name,
+                    chunk.bytes,
+                    chunk.offset,
+                    file_bytes);
+  }
+}
+
+std::vector<ManifestTensor> tensors_of(const Json& table, const std::vector<ManifestFile>& files) {
   std::vector<ManifestTensor> tensors;
   std::set<std::string> names;
   for (const Json& entry : table) {
@@ -103,13 +154,9 @@ std::vector<ManifestTensor> tensors_of(const Json& table, std::size_t num_files)
     for (const Json& part : entry.at("parts")) {
       tensor.parts.push_back({part.at("file").get<std::int64_t>(),
                               part.at("begin").get<std::int64_t>(),
-                              part.at("end").get<std::int64_t>()});
-      const std::int64_t file = tensor.parts.back().file;
-      BIFOCAL_REQUIRE(file >= 0 && file < static_cast<std::int64_t>(num_files),
-                      "tensor {} names file {} of {}",
-                      tensor.name,
-                      file,
-                      num_files);
+                              part.at("end").get<std::int64_t>(),
+                              chunks_of(part.value("chunks", Json::array()))});
+      require_part(tensor, tensor.parts.back(), files);
     }
     require_cover(tensor);
     tensors.push_back(std::move(tensor));
@@ -132,12 +179,10 @@ Manifest from_json(const Json& json) {
       "the configuration does not match its hash");
   manifest.ranks = json.at("ranks").get<std::int64_t>();
   for (const Json& file : json.at("files")) {
-    manifest.files.push_back({file.at("name").get<std::string>(),
-                              file.at("bytes").get<std::int64_t>(),
-                              file.at("sha256").get<std::string>()});
+    manifest.files.push_back(file_of(file));
     require_plain_file_name(manifest.files.back().name);
   }
-  manifest.tensors = tensors_of(json.at("tensors"), manifest.files.size());
+  manifest.tensors = tensors_of(json.at("tensors"), manifest.files);
   return manifest;
 }
 
@@ -167,7 +212,7 @@ std::vector<std::int64_t> dims_of(const Shape& shape) {
 std::string to_text(const Manifest& manifest) {
   Json files = Json::array();
   for (const ManifestFile& file : manifest.files) {
-    files.push_back({{"name", file.name}, {"bytes", file.bytes}, {"sha256", file.sha256}});
+    files.push_back(file_entry(file));
   }
   const CheckpointInfo& info = manifest.info;
   const Json json{{"format", kFormatName},
@@ -284,6 +329,34 @@ std::vector<ManifestTensor> join(const std::vector<std::string>& descriptions) {
     tensors.push_back(std::move(tensor));
   }
   return tensors;
+}
+
+std::string describe(const ManifestFile& file, const std::vector<StoredRange>& ranges) {
+  Json table = Json::array();
+  for (const StoredRange& range : ranges) {
+    table.push_back(
+        {{"name", range.name}, {"begin", range.begin}, {"chunks", chunk_table(range.chunks)}});
+  }
+  return Json{{"file", file_entry(file)}, {"ranges", table}}.dump();
+}
+
+void add_files(Manifest& manifest, const std::vector<std::string>& descriptions) {
+  std::map<std::pair<std::string, std::int64_t>, TensorPart*> parts;
+  for (ManifestTensor& tensor : manifest.tensors) {
+    for (TensorPart& part : tensor.parts) {
+      parts[{tensor.name, part.begin}] = &part;
+    }
+  }
+  for (const std::string& description : descriptions) {
+    const Json json = Json::parse(description);
+    manifest.files.push_back(file_of(json.at("file")));
+    for (const Json& range : json.at("ranges")) {
+      const auto found =
+          parts.find({range.at("name").get<std::string>(), range.at("begin").get<std::int64_t>()});
+      BIFOCAL_ASSERT(found != parts.end());
+      found->second->chunks = chunks_of(range.at("chunks"));
+    }
+  }
 }
 
 }  // namespace bifocal

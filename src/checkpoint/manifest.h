@@ -27,11 +27,28 @@ struct ManifestFile {
   std::string sha256;
 };
 
+// Where a chunk of a dataset lies in its file.
+struct StoredChunk {
+  std::int64_t offset = 0;
+  std::int64_t bytes = 0;
+  std::uint32_t crc32 = 0;  // of these bytes
+};
+
 // Elements [begin, end) of a flattened tensor, in file `file` of the manifest.
 struct TensorPart {
   std::int64_t file = 0;
   std::int64_t begin = 0;
   std::int64_t end = 0;
+  // In the order of elements, of which each but the last has ceil((end - begin) / chunks.size()).
+  // Empty: not known, as in manifests of older programs.
+  std::vector<StoredChunk> chunks;
+};
+
+// The dataset of a range in a rank's file.
+struct StoredRange {
+  std::string name;  // of the tensor
+  std::int64_t begin = 0;
+  std::vector<StoredChunk> chunks;
 };
 
 struct ManifestTensor {
@@ -65,5 +82,10 @@ Manifest read_manifest(const std::filesystem::path& checkpoint);
 // their ranges cover each tensor once.
 std::string describe(const std::vector<ShardedTensor>& tensors);
 std::vector<ManifestTensor> join(const std::vector<std::string>& descriptions);
+
+// The file that one rank wrote, as text; and all ranks' texts, in their order, added to a manifest
+// that has the tensors.
+std::string describe(const ManifestFile& file, const std::vector<StoredRange>& ranges);
+void add_files(Manifest& manifest, const std::vector<std::string>& descriptions);
 
 }  // namespace bifocal

@@ -69,6 +69,8 @@ class Holdings {
 
   std::vector<ShardedTensor>& tensors() { return tensors_; }
 
+  const std::vector<ShardedTensor>& tensors() const { return tensors_; }
+
  private:
   static void set(const ShardedTensor& part, std::int64_t at, double value) {
     if (part.data.dtype == DType::f64) {

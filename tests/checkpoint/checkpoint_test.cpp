@@ -1,95 +1,18 @@
 // Checkpoints of one rank: what comes back, what counts as complete, what damage is seen.
 #include "checkpoint/checkpoint.h"
 
-#include <fstream>
-
 #include <gtest/gtest.h>
 
-#include "checkpoint/checkpoint_fixture.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/single_rank_fixture.h"
 #include "core/file.h"
 #include "core/hdf5_handle.h"
-#include "support/temporary_directory.h"
 
 namespace bifocal {
 
 namespace {
 
 namespace fs = std::filesystem;
-
-// Each tensor cut into ranges that start at multiples of `stride`, added by `add`.
-template <class Add>
-Holdings cut(std::int64_t stride, Add add) {
-  Holdings held;
-  for (const KnownTensor& tensor : known_tensors()) {
-    const std::int64_t n = tensor.shape.size();
-    for (std::int64_t begin = 0; begin == 0 || begin < n; begin += stride) {
-      add(held, tensor, begin, std::min(n, begin + stride));
-    }
-  }
-  return held;
-}
-
-class CheckpointTest : public ::testing::Test {
- protected:
-  void save(std::int64_t step,
-            std::uint64_t seed,
-            std::int64_t stride = 1000,
-            const KeepRule& keep = {}) {
-    Holdings held = cut(stride, [&](Holdings& to, const KnownTensor& tensor, auto begin, auto end) {
-      to.add(tensor, begin, end, seed);
-    });
-    save_checkpoint(directory(), known_info(step), held.tensors(), keep, *own_group);
-  }
-
-  // Number of wrong elements.
-  std::int64_t load(std::int64_t step, std::uint64_t seed, std::int64_t stride = 1000) {
-    Holdings held = cut(stride, [](Holdings& to, const KnownTensor& tensor, auto begin, auto end) {
-      to.add_empty(tensor, begin, end);
-    });
-    load_checkpoint(path(step), held.tensors(), *own_group);
-    return held.wrong(seed);
-  }
-
-  // The text of the Error that loading throws; empty if it throws none.
-  std::string load_error(std::int64_t step) {
-    try {
-      load(step, 1);
-      return "";
-    } catch (const Error& error) {
-      return error.what();
-    }
-  }
-
-  std::string save_error(std::int64_t step, std::vector<ShardedTensor>& tensors) {
-    try {
-      save_checkpoint(directory(), known_info(step), tensors, {}, *own_group);
-      return "";
-    } catch (const Error& error) {
-      return error.what();
-    }
-  }
-
-  fs::path directory() const { return scratch.path(); }
-
-  fs::path path(std::int64_t step) const { return directory() / ("step_" + std::to_string(step)); }
-
-  test::TemporaryDirectory scratch;
-  std::unique_ptr<Communicator> own_group = make_self_communicator();
-};
-
-void overwrite(const fs::path& path, const std::string& bytes) {
-  std::ofstream(path, std::ios::binary) << bytes;
-}
-
-std::string with_flip(std::string bytes, std::size_t at) {
-  bytes[at] = static_cast<char>(bytes[at] ^ (1 << (at % 8)));
-  return bytes;
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
 
 // The whole dataset as doubles, and its dims.
 std::vector<double> read_view(const fs::path& path,
@@ -249,39 +172,6 @@ TEST_F(CheckpointTest, ReplacesACompleteOneOfTheSameStep) {
   overwrite(path(5) / kManifestName, "damaged");
   save(5, 3);
   EXPECT_EQ(load(5, 3), 0);
-}
-
-TEST_F(CheckpointTest, AFlippedByteAnywhereInAFileIsSeen) {
-  save(1, 1, 9);
-  const fs::path file = path(1) / "rank_00000.h5";
-  const std::string bytes = read_file(file);
-  const std::size_t stride = 1 + bytes.size() / 100;
-  for (std::size_t at = 0; at < bytes.size(); at += stride) {
-    overwrite(file, with_flip(bytes, at));
-    const std::string error = load_error(1);
-    ASSERT_TRUE(contains(error, file.string()) && contains(error, "SHA-256"))
-        << at << ": " << error;
-  }
-  overwrite(file, bytes);
-  EXPECT_EQ(load_error(1), "");
-}
-
-TEST_F(CheckpointTest, TruncatedLongerAndMissingFilesAreNamed) {
-  save(1, 1);
-  for (const char* name : {"rank_00000.h5", kManifestName}) {
-    const fs::path file = path(1) / name;
-    const std::string bytes = read_file(file);
-    for (const std::string& damaged :
-         {bytes.substr(0, bytes.size() - 1), std::string(), bytes + "x"}) {
-      overwrite(file, damaged);
-      EXPECT_TRUE(contains(load_error(1), file.string())) << load_error(1);
-    }
-    fs::remove(file);
-    EXPECT_TRUE(contains(load_error(1), file.string())) << load_error(1);
-    overwrite(file, bytes);
-    EXPECT_EQ(load_error(1), "");
-  }
-  EXPECT_TRUE(contains(load_error(2), "step_2"));
 }
 
 TEST_F(CheckpointTest, ANewerFormatIsRefusedByName) {

@@ -2,6 +2,7 @@
 #include "checkpoint/manifest.h"
 
 #include <functional>
+#include <limits>
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -17,7 +18,7 @@ Manifest example() {
   manifest.info = {30, "align", 30, 240, "hash", "a = \"\xc3\xa9\"\n", "{}"};
   manifest.ranks = 2;
   manifest.files = {{"rank_00000.h5", 100, "aa"}, {"rank_00001.h5", 200, "bb"}};
-  manifest.tensors = {{"w", DType::f32, {2, 3}, {{0, 0, 4}, {1, 4, 6}}},
+  manifest.tensors = {{"w", DType::f32, {2, 3}, {{0, 0, 4, {{40, 20, 0xdeadbeefU}}}, {1, 4, 6}}},
                       {"x", DType::f64, {0}, {}}};
   return manifest;
 }
@@ -44,6 +45,11 @@ TEST(Manifest, ComesBackFromItsText) {
   ASSERT_EQ(manifest.tensors.size(), 2U);
   EXPECT_EQ(manifest.tensors[0].shape, (Shape{2, 3}));
   EXPECT_EQ(manifest.tensors[0].parts[1].end, 6);
+  EXPECT_TRUE(manifest.tensors[0].parts[1].chunks.empty());
+  ASSERT_EQ(manifest.tensors[0].parts[0].chunks.size(), 1U);
+  EXPECT_EQ(manifest.tensors[0].parts[0].chunks[0].offset, 40);
+  EXPECT_EQ(manifest.tensors[0].parts[0].chunks[0].bytes, 20);
+  EXPECT_EQ(manifest.tensors[0].parts[0].chunks[0].crc32, 0xdeadbeefU);
   EXPECT_EQ(manifest.tensors[1].dtype, DType::f64);
   EXPECT_EQ(to_text(manifest), to_text(example()));
 }
@@ -92,6 +98,24 @@ TEST(Manifest, RefusesPartsThatDoNotFit) {
   EXPECT_NE(refusal([](Manifest& m) { m.tensors[1].name = m.tensors[0].name; }), "");
   EXPECT_NE(refusal([](Manifest& m) { m.tensors[1].name.append("/b"); }), "");
   EXPECT_NE(refusal([](Manifest& m) { m.tensors[1].dtype = DType::bf16; }), "");
+}
+
+TEST(Manifest, RefusesChunksOutsideTheirFile) {
+  const auto with_chunk = [](std::int64_t offset, std::int64_t bytes) {
+    return refusal([&](Manifest& m) { m.tensors[0].parts[0].chunks = {{offset, bytes, 1}}; });
+  };
+  EXPECT_EQ(with_chunk(80, 20), "");
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  for (const auto& [offset, bytes] : {std::pair<std::int64_t, std::int64_t>{81, 20},
+                                      {-1, 20},
+                                      {0, 0},
+                                      {0, 101},
+                                      {kMost, 20},
+                                      {20, kMost},
+                                      {20, -1}}) {
+    EXPECT_NE(with_chunk(offset, bytes).find("tensor w has a chunk"), std::string::npos)
+        << offset << " " << bytes;
+  }
 }
 
 TEST(Manifest, RefusesTextThatIsNoManifest) {

@@ -7,6 +7,7 @@ import math
 import pathlib
 import re
 import struct
+import zlib
 
 import h5py
 import numpy
@@ -132,6 +133,17 @@ def check_manifest(directory):
     return manifest
 
 
+def check_chunks(data, part, flat):
+    """The chunks lie where the manifest says, each with Fletcher32 at its end."""
+    begin, end, chunks = part["begin"], part["end"], part["chunks"]
+    size = math.ceil((end - begin) / len(chunks))
+    for number, chunk in enumerate(chunks):
+        stored = data[chunk["offset"] :][: chunk["bytes"]]
+        assert len(stored) == size * flat.itemsize + 4 and zlib.crc32(stored) == chunk["crc32"]
+        wanted = flat[begin + number * size : min(end, begin + (number + 1) * size)].tobytes()
+        assert stored[: len(wanted)] == wanted
+
+
 def read_tensor(directory, manifest, tensor):
     """A tensor put together from the ranges of the rank files, with every attribute checked."""
     flat = numpy.full(math.prod(tensor["shape"]), numpy.nan, dtype=tensor["dtype"])
@@ -147,6 +159,8 @@ def read_tensor(directory, manifest, tensor):
             assert dataset.dtype == numpy.dtype(tensor["dtype"]).newbyteorder("<") and dataset.shape == (end - begin,)
             assert dataset.fletcher32 and math.prod(dataset.chunks) * dataset.dtype.itemsize <= 10_000_000
             flat[begin:end] = dataset[:]
+        if "chunks" in part:  # older manifests have none
+            check_chunks((directory / manifest["files"][part["file"]]["name"]).read_bytes(), part, flat)
         covered[begin:end] += 1
     assert (covered == 1).all()
     return flat.reshape(tensor["shape"])
