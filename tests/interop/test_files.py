@@ -182,8 +182,9 @@ def check_checkpoint(directory):
     return manifest, tensors
 
 
-def test_the_kept_checkpoint_of_version_1_reads_as_documented():
+def test_the_kept_checkpoints_of_version_1_read_as_documented():
     check_checkpoint(SOURCE / "tests/checkpoint/version_1/step_7")
+    check_checkpoint(SOURCE / "tests/checkpoint/version_1_run/run/checkpoints/step_4")
 
 
 @pytest.fixture(scope="module")
