@@ -15,7 +15,7 @@ STEP = 4  # of the checkpoint
 STEPS = 8  # of the whole run
 
 # Sums of float32 in another order: by ranks, and by the processor's width.
-LOSS_TOLERANCE = 1e-4
+LOSS_TOLERANCE = 1e-5
 
 
 def losses(directory):
