@@ -19,9 +19,13 @@ void fill_from_host(Context context,
   run(context.stream, Upload{.y = tensor, .x = staged});
 }
 
-HostImages::HostImages(Context context, std::vector<TensorView> tensors, Kind kind)
+HostImages::HostImages(Context context,
+                       std::vector<TensorView> tensors,
+                       Kind kind,
+                       Memory* host_memory)
     : context_(context), tensors_(std::move(tensors)) {
-  Memory& memory = kind == Kind::copies && context_.memory.on_host() ? context_.memory : host_;
+  Memory* given = context_.memory.on_host() ? &context_.memory : host_memory;
+  Memory& memory = kind == Kind::copies && given != nullptr ? *given : host_;
   for (const TensorView& tensor : tensors_) {
     const DType wide = sum_type(tensor.dtype);
     if (kind == Kind::shared && context_.memory.on_host() && tensor.dtype == wide) {

@@ -24,7 +24,11 @@ class HostImages {
     copies   // memory of their own, drawn from the context's where that is the host's
   };
 
-  HostImages(Context context, std::vector<TensorView> tensors, Kind kind = Kind::shared);
+  // host_memory: of copies of a device's tensors, where the device copies fastest; nullptr: any.
+  HostImages(Context context,
+             std::vector<TensorView> tensors,
+             Kind kind = Kind::shared,
+             Memory* host_memory = nullptr);
 
   // On the host, float32 or float64.
   const std::vector<TensorView>& images() const { return images_; }

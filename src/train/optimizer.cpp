@@ -22,7 +22,7 @@ Optimizer::Optimizer(Context context,
                      Weights& weights,
                      const RunConfig::Optimizer& settings,
                      Memory* host_memory)
-    : context_(context), weights_(&weights), settings_(settings) {
+    : context_(context), weights_(&weights), settings_(settings), host_memory_(host_memory) {
   Memory& memory =
       settings.moments == "host" && host_memory != nullptr ? *host_memory : context_.memory;
   for (const TensorView& master : weights.masters()) {
@@ -149,7 +149,7 @@ void Optimizer::save(const std::function<void(const std::vector<ShardedTensor>&)
 }
 
 void Optimizer::keep_copy() {
-  copy_ = std::make_unique<HostImages>(context_, state(), HostImages::Kind::copies);
+  copy_ = std::make_unique<HostImages>(context_, state(), HostImages::Kind::copies, host_memory_);
 }
 
 void Optimizer::load(const std::function<void(const std::vector<ShardedTensor>&)>& fill) {

@@ -21,8 +21,8 @@ double gradient_norm(const std::vector<double>& unit_squares,
 class Optimizer {
  public:
   // settings.moments says where moments lie and in which type. host_memory: what the device reads
-  // and writes on the host, for moments = "host"; none: the context's memory, which is the host's
-  // on a CPU.
+  // and writes on the host, for moments = "host" and for the copy that is kept; none: the context's
+  // memory, which is the host's on a CPU, and for the copy any of the host's.
   Optimizer(Context context,
             Weights& weights,
             const RunConfig::Optimizer& settings,
@@ -81,6 +81,7 @@ class Optimizer {
   Weights* weights_;
   RunConfig::Optimizer settings_;
   std::vector<Tensor> first_, second_;
+  Memory* host_memory_;
   std::unique_ptr<HostImages> copy_;
 };
 

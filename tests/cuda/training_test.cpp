@@ -58,6 +58,7 @@ struct Settings {
   RecomputePlan recompute;
   bool aligns = false;
   std::int64_t steps = 2;
+  bool keeps_copy = false;  // of the state, for saves
 };
 
 struct Outcome {
@@ -86,6 +87,9 @@ class DeviceRun {
         gradients_(context_, table_, mesh_.world()) {
     fill(context_, teacher_weights_, 1);
     fill(context_, weights_, 2);
+    if (settings.keeps_copy) {
+      optimizer_.keep_copy();
+    }
   }
 
   Outcome train() {
@@ -247,6 +251,15 @@ TEST_P(CudaTraining, MomentsOnTheHostAreTheSameAndNarrowOnesClose) {
   const Outcome narrow = train({.moments = "bfloat16", .steps = 3});
   EXPECT_EQ(narrow.losses[0], want.losses[0]);
   EXPECT_LE(norm_of(minus(narrow.saved, want.saved)), 0.01 * norm_of(want.saved));
+}
+
+TEST_P(CudaTraining, ACopyOfTheStateIsWhatASaveWithoutItHolds) {
+  for (const std::string moments : {"float32", "host", "bfloat16"}) {
+    const Outcome want = train({.moments = moments});
+    const Outcome got = train({.moments = moments, .keeps_copy = true});
+    ASSERT_EQ(got.saved.size(), want.saved.size());
+    EXPECT_EQ(norm_of(minus(got.saved, want.saved)), 0.0) << moments;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Portable, CudaTraining, testing::Values(Kernels::portable));

@@ -1,12 +1,15 @@
 // Bytes arrive as they left, whatever the size and however the host's side goes on.
 #include "ops/transfer.h"
 
+#include <algorithm>
 #include <numeric>
+#include <span>
 
 #include <gtest/gtest.h>
 
 #include "kernels/cuda_stream.h"
 #include "kernels/pinned_ring.h"
+#include "parallel/backend.h"
 
 namespace bifocal {
 namespace {
@@ -43,6 +46,25 @@ TEST(CudaTransfer, RoundTripsOfEverySizeAroundAPieceAreExact) {
     const Tensor tensor = on_device(stream, bytes);
     run(stream, Upload{.y = tensor, .x = view_of(sent)});
     EXPECT_EQ(downloaded(stream, tensor), sent) << bytes << " bytes";
+  }
+}
+
+TEST(CudaTransfer, PinnedMemoryOnTheHostGetsTheSameBytes) {
+  const std::unique_ptr<Backend> backend = make_cuda_backend(0, 0);
+  CudaStream& stream = *std::get<CudaStream*>(backend->stream().device);
+  const std::size_t piece = stream.ring().largest_piece();
+  for (const std::size_t bytes : {std::size_t{1}, piece, piece + 1, 5 * piece + 3}) {
+    const std::vector<std::uint8_t> sent = pattern(bytes, 3);
+    const Tensor tensor = on_device(stream, bytes);
+    const Tensor later = on_device(stream, bytes);
+    const Tensor host = backend->host_memory().zeros(
+        Region::optimizer, DType::u8, {static_cast<std::int64_t>(bytes)});
+    run(stream, Upload{.y = tensor, .x = view_of(sent)});
+    run(stream, Copy{.y = later, .x = tensor});
+    run(stream, Download{.y = host, .x = later});
+    EXPECT_TRUE(
+        std::ranges::equal(std::span<const std::uint8_t>(host.as<std::uint8_t>(), bytes), sent))
+        << bytes << " bytes";
   }
 }
 
