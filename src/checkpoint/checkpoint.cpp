@@ -77,9 +77,9 @@ CheckpointInfo read_checkpoint_info(const fs::path& checkpoint) {
   return read_manifest(checkpoint).info;
 }
 
-void load_checkpoint(const fs::path& checkpoint,
-                     const std::vector<ShardedTensor>& tensors,
-                     Communicator& group) {
+std::int64_t load_checkpoint(const fs::path& checkpoint,
+                             const std::vector<ShardedTensor>& tensors,
+                             Communicator& group) {
   // One rank reads the manifest, so that all see the same one.
   std::string text;
   const fs::path manifest_path = checkpoint / kManifestName;
@@ -114,6 +114,11 @@ void load_checkpoint(const fs::path& checkpoint,
       }
     }
   });
+  std::int64_t bytes = 0;
+  for (const ManifestFile& file : manifest.files) {
+    bytes += file.bytes;
+  }
+  return bytes;
 }
 
 }  // namespace bifocal

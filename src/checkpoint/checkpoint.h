@@ -62,9 +62,9 @@ CheckpointInfo read_checkpoint_info(const std::filesystem::path& checkpoint);
 // Collective. Fills every tensor's range from whichever files hold it, after checking each file's
 // SHA-256 (every file is checked by one rank). A float32 tensor may be read as float64 and the
 // other way round (rounded to nearest). Throws the same Error on every rank for a missing tensor,
-// another shape, or a file that is absent, truncated or altered.
-void load_checkpoint(const std::filesystem::path& checkpoint,
-                     const std::vector<ShardedTensor>& tensors,
-                     Communicator& group);
+// another shape, or a file that is absent, truncated or altered. Returns the bytes of all files.
+std::int64_t load_checkpoint(const std::filesystem::path& checkpoint,
+                             const std::vector<ShardedTensor>& tensors,
+                             Communicator& group);
 
 }  // namespace bifocal

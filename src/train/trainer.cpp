@@ -56,16 +56,23 @@ void Trainer::resume() {
                   "[train] {} ends in stage \"{}\", which this configuration does not have",
                   newest->string(),
                   info.stage);
+  const Stopwatch watch;
+  std::int64_t bytes = 0;
   optimizer_.load([&](const std::vector<ShardedTensor>& tensors) {
-    load_checkpoint(*newest, tensors, mesh_->world());
+    bytes = load_checkpoint(*newest, tensors, mesh_->world());
   });
+  const double seconds = watch.seconds();
   stage_index_ = index;
   stage_step_ = info.stage_step;
   step_ = info.step;
   next_row_ = info.next_row;
   skipped_ = info.skipped;
   saved_step_ = info.step;
-  log_.print(fmt::format("resumed from {} (step {})", newest->string(), format_count(step_)));
+  log_.print(fmt::format("resumed from {} (step {}): {} in {:.1f} s",
+                         newest->string(),
+                         format_count(step_),
+                         format_bytes(static_cast<double>(bytes)),
+                         seconds));
 }
 
 RunPlace Trainer::place(const TrainStage& stage) const {
