@@ -333,9 +333,8 @@ void add_train_command(CLI::App& app, const CommandContext& context) {
       ->add_option(
           "--until", *until, "Save and end after this stage; the same command without it goes on")
       ->check(CLI::IsMember({"align", "distill"}));
-  command->callback([options, until, &context] {
-    finish(train(options->resolve(), context, *until), context);
-  });
+  command->callback(
+      [options, until, &context] { finish(train(options->resolve(), context, *until), context); });
 }
 
 void add_pretrain_command(CLI::App& app, const CommandContext& context) {

@@ -1,5 +1,5 @@
-// Ends all ranks of a job when one of them cannot go on: a thread of each, which says where its rank
-// stands, twice to half a time a second, and listens to the others.
+// Ends all ranks of a job when one of them cannot go on: a thread of each, which says where its
+// rank stands, twice to half a time a second, and listens to the others.
 #pragma once
 
 #include <memory>

@@ -89,6 +89,7 @@ class Trainer {
   void report_save(const TrainStage& stage, const std::optional<SaveReport>& report);
 
   void finish_save(const TrainStage& stage) { report_save(stage, writer_.finish()); }
+
   // Of the last stage to run. Throws Error where setup.until names none.
   std::size_t end_of_run() const;
 

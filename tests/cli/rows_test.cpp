@@ -86,7 +86,8 @@ TEST_F(TwoSources, AreWhatARunMayBeContinuedWith) {
   for (const char* change : {"--data.long drop", "--data.seed 5"}) {
     const test::Outcome other = run(train + "1 " + change);
     EXPECT_EQ(other.exit_code, 1);
-    EXPECT_TRUE(other.says("another model, teacher, data or run.dtype")) << change << "\n" << other.text;
+    EXPECT_TRUE(other.says("another model, teacher, data or run.dtype")) << change << "\n"
+                                                                         << other.text;
   }
   write_mixture("3.5");
   const test::Outcome changed = run(train + "1");

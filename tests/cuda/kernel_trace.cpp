@@ -2,14 +2,12 @@
 // CUDA_INJECTION64_PATH, by which the driver loads it into any program, and BIFOCAL_TRACE names the
 // file: to it are added a dot and the process id. One line for each kernel, copy and fill: first
 // and last nanosecond, stream, name.
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
+#include <cupti.h>
 #include <mutex>
 #include <string>
-
-#include <cupti.h>
+#include <unistd.h>
 
 namespace {
 
