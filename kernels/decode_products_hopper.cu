@@ -21,7 +21,7 @@ namespace {
 constexpr int kRingBytes = 108 * 1024;
 constexpr int kCounters = 64;
 
-__device__ unsigned counters[kCounters];  // of tickets; 0 between launches
+[[maybe_unused]] __device__ unsigned counters[kCounters];  // of tickets; 0 between launches
 
 #if BIFOCAL_HOPPER_CODE
 
