@@ -56,6 +56,7 @@ DeviceTensor::DeviceTensor(DType dtype, const Shape& shape, int shift) {
   BIFOCAL_CUDA(cudaMalloc(&memory, total_bytes()));
   base_ = static_cast<std::byte*>(memory);
   BIFOCAL_CUDA(cudaMemset(base_, kGuardValue, total_bytes()));
+  BIFOCAL_CUDA(cudaDeviceSynchronize());  // the same of fills
   view_.data = base_ + kGuardBytes + shift_bytes;
 }
 
