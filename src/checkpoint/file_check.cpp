@@ -1,6 +1,7 @@
 // The check of a rank's file, and the search for its damage.
 #include "checkpoint/file_check.h"
 
+#include <algorithm>
 #include <system_error>
 
 #include "checkpoint/file_hash.h"
@@ -32,8 +33,8 @@ struct NamedChunk {
   }
 };
 
-// Where the damage of the file lies, as the end of a clause; empty where the manifest cannot tell.
-std::string damage_of(const fs::path& path, const Manifest& manifest, std::size_t file) {
+// The chunks of all datasets of the file; empty where the manifest does not know them all.
+std::vector<NamedChunk> chunks_in(const Manifest& manifest, std::size_t file) {
   std::vector<NamedChunk> chunks;
   for (const ManifestTensor& tensor : manifest.tensors) {
     for (const TensorPart& part : tensor.parts) {
@@ -41,12 +42,21 @@ std::string damage_of(const fs::path& path, const Manifest& manifest, std::size_
         continue;
       }
       if (part.chunks.empty()) {
-        return "";
+        return {};
       }
       for (std::size_t index = 0; index < part.chunks.size(); ++index) {
         chunks.push_back({&tensor, &part, index});
       }
     }
+  }
+  return chunks;
+}
+
+// Where the damage of the file lies, as the end of a clause; empty where the manifest cannot tell.
+std::string damage_of(const fs::path& path, const Manifest& manifest, std::size_t file) {
+  const std::vector<NamedChunk> chunks = chunks_in(manifest, file);
+  if (chunks.empty()) {
+    return "";
   }
   std::vector<FilePiece> pieces;
   for (const NamedChunk& chunk : chunks) {
