@@ -56,7 +56,7 @@ DeviceTensor::DeviceTensor(DType dtype, const Shape& shape, int shift) {
   BIFOCAL_CUDA(cudaMalloc(&memory, total_bytes()));
   base_ = static_cast<std::byte*>(memory);
   BIFOCAL_CUDA(cudaMemset(base_, kGuardValue, total_bytes()));
-  BIFOCAL_CUDA(cudaDeviceSynchronize());  // the same of fills
+  BIFOCAL_CUDA(cudaDeviceSynchronize());  // ops' streams do not wait for it by themselves
   view_.data = base_ + kGuardBytes + shift_bytes;
 }
 
