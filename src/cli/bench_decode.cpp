@@ -28,7 +28,7 @@ struct DecodeOptions {
   std::vector<std::int64_t> prompts = {1024, 8192, 32768, 131072};
   std::int64_t tokens = 128;
   std::int64_t batch = 1;
-  std::int64_t chunk = 4096;
+  std::int64_t chunk = 16384;
 };
 
 // Seconds of prompt and of a token after it, for every repetition.

@@ -206,7 +206,8 @@ class Answers {
   std::size_t early_bytes_ = 0, early_cache_ = 0;
 };
 
-void run_generate(const GenerateCommand& command, const RunConfig& run_config) {
+void run_generate(GenerateCommand command, const RunConfig& run_config) {
+  resolve_prefill_chunk(command, run_config);
   Session session(run_config, make_self_communicator());
   const std::unique_ptr<Communicator> self = session.take_world();
   // In parts over one rank: weights then keep the type they are stored in.

@@ -47,7 +47,7 @@ struct GenerateCommand {
   bool sample = false;
   std::uint64_t seed = 0;
   std::int64_t max_new_tokens = 256;
-  std::int64_t prefill_chunk = 512;
+  std::int64_t prefill_chunk = 0;  // 0: by the device, see resolve_prefill_chunk()
   std::vector<std::int32_t> stop_ids;
   std::vector<std::string> stop_tokens;
   bool ignore_eos = false;
@@ -85,6 +85,9 @@ class ModelFiles {
   nlohmann::json generation_config_ = nlohmann::json::object();
   std::string no_tokenizer_, no_chat_template_;  // why
 };
+
+// Tokens of a prompt that the device reads well at once, where the command names none.
+void resolve_prefill_chunk(GenerateCommand& command, const RunConfig& config);
 
 // Sampling as the command line and, with --sample, generation_config.json want it, and the ids that
 // end an answer: those named, or the model's own. is_chat adds the chat template's end of turn.

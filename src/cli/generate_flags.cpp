@@ -19,9 +19,17 @@ void add_model_options(CLI::App& app, GenerateCommand& command) {
   app.add_option("--batch", command.batch, "Sequences that advance together")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--prefill-chunk", command.prefill_chunk, "Prompt tokens read at once")
-      ->check(CLI::PositiveNumber)
+  app.add_option("--prefill-chunk",
+                 command.prefill_chunk,
+                 "Prompt tokens read at once; 0: 512 on CPUs, 8192 on GPUs")
+      ->check(CLI::NonNegativeNumber)
       ->capture_default_str();
+}
+
+void resolve_prefill_chunk(GenerateCommand& command, const RunConfig& config) {
+  if (command.prefill_chunk == 0) {
+    command.prefill_chunk = config.run.device == "cuda" ? 8192 : 512;
+  }
 }
 
 void add_sampling_options(CLI::App& app, GenerateCommand& command) {

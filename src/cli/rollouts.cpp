@@ -70,7 +70,8 @@ Rollout rollout_of(const GeneratedAnswer& answer, const ModelFiles& files) {
 void run_rollouts(const RolloutsCommand& command,
                   const RunConfig& run,
                   const CommandContext& program) {
-  const GenerateCommand& options = command.generate;
+  GenerateCommand options = command.generate;
+  resolve_prefill_chunk(options, run);
   Session session(run, watched_world(program, run));
   const std::unique_ptr<Communicator> world = session.take_world();
   const std::unique_ptr<Communicator> self = world->split(world->rank());

@@ -15,18 +15,18 @@ constexpr GpuSpeed kH200{
     // In a step, which heats the GPU more than one op does: what teacher_forward_packed leaves to
     // the products. Alone (linear_*) they reach 705e12.
     .products = 660e12,
-    .full_attention = 640e12,    // teacher_attention
-    .window_forward = 436e12,    // swa448_forward
-    .window_backward = 325e12,   // swa448_forward_backward less swa448_forward
-    .features_forward = 103e12,  // feature_maps
-    .features_backward = 85e12,  // feature_maps_backward
-    .mlstm_forward = 191e12,     // mlstm_forward
-    .mlstm_backward = 139e12,    // mlstm_forward_backward less mlstm_forward
-    .head = 538e12,              // kl_head
-    .memory = 4.1e12,            // adamw, rms_norm, swiglu, rope, gate: 3.9e12 to 4.3e12
-    .link = 2.2e11,              // docs/results/h200.md: a layer's all-gather 2.4e11, its
-                                 // reduce-scatter 2.0e11
-    .host = 5e10,                // PCIe 5.0 x16 by its data sheet, less a fifth
+    .full_attention = 643e12,     // teacher_attention
+    .window_forward = 426e12,     // swa448_forward
+    .window_backward = 333e12,    // swa448_forward_backward less swa448_forward
+    .features_forward = 225e12,   // feature_maps
+    .features_backward = 205e12,  // feature_maps_backward
+    .mlstm_forward = 193e12,      // mlstm_forward
+    .mlstm_backward = 144e12,     // mlstm_forward_backward less mlstm_forward
+    .head = 543e12,               // kl_head
+    .memory = 4.1e12,             // adamw, rms_norm, swiglu, rope, gate: 3.9e12 to 4.3e12
+    .link = 2.2e11,               // docs/results/h200.md: a layer's all-gather 2.4e11, its
+                                  // reduce-scatter 2.0e11
+    .host = 5e10,                 // PCIe 5.0 x16 by its data sheet, less a fifth
     .source = "measured at Qwen3-4B's sizes, docs/results/h200.md",
 };
 
