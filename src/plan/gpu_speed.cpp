@@ -23,7 +23,7 @@ constexpr GpuSpeed kH200{
     .mlstm_forward = 193e12,      // mlstm_forward
     .mlstm_backward = 144e12,     // mlstm_forward_backward less mlstm_forward
     .head = 543e12,               // kl_head
-    .memory = 4.1e12,             // adamw, rms_norm, swiglu, rope, gate: 3.9e12 to 4.3e12
+    .memory = 4.14e12,            // adamw, rms_norm, swiglu, rope, gate: 3.9e12 to 4.3e12
     .link = 2.2e11,               // docs/results/h200.md: a layer's all-gather 2.4e11, its
                                   // reduce-scatter 2.0e11
     .host = 5e10,                 // PCIe 5.0 x16 by its data sheet, less a fifth
