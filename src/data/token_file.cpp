@@ -79,7 +79,8 @@ void write_dataset(hid_t file,
                    std::size_t size,
                    hsize_t largest_chunk,
                    const void* data) {
-  const auto [stored, native] = stored_and_native;
+  const hid_t stored = stored_and_native.first;
+  const hid_t native = stored_and_native.second;
   const hsize_t extent = size;
   const hsize_t chunk = std::min<hsize_t>(extent, largest_chunk);
   const Hdf5Handle space(BIFOCAL_HDF5(H5Screate_simple(1, &extent, nullptr)), H5Sclose);

@@ -75,6 +75,7 @@ std::optional<GpuSpeed> gpu_speed(std::string_view name) {
 
 std::vector<std::string_view> gpu_names() {
   std::vector<std::string_view> names;
+  names.reserve(kGpus.size());
   for (const GpuSpeed& gpu : kGpus) {
     names.push_back(gpu.name);
   }
