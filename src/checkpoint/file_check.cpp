@@ -59,6 +59,7 @@ std::string damage_of(const fs::path& path, const Manifest& manifest, std::size_
     return "";
   }
   std::vector<FilePiece> pieces;
+  pieces.reserve(chunks.size());
   for (const NamedChunk& chunk : chunks) {
     pieces.push_back({chunk.stored().offset, chunk.stored().bytes});
   }
