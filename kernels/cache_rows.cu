@@ -45,50 +45,46 @@ __global__ void __launch_bounds__(kThreads) cache_read_kernel(Unit* rows,
   }
 }
 
-// Calls function(Unit{}, units of a row) with the widest unit that both tensors allow.
-template <class Function>
-void dispatch_unit(const void* a, const void* b, std::int64_t row_bytes, Function&& function) {
-  if (is_aligned(16, a, b) && row_bytes % 16 == 0) {
-    function(uint4{}, row_bytes / 16);
+// Calls function(Unit{}, rows, units of a row) with the widest unit that both tensors allow, if
+// there are rows.
+template <class Op, class Function>
+void dispatch_rows(const Op& op, Function&& function) {
+  const std::int64_t rows = op.rows.shape[0];
+  const std::int64_t bytes = op.rows.shape[1] * static_cast<std::int64_t>(size_of(op.rows.dtype));
+  if (rows == 0) {
+    return;
+  }
+  if (is_aligned(16, op.cache.data, op.rows.data) && bytes % 16 == 0) {
+    function(uint4{}, rows, bytes / 16);
   } else {
-    function(static_cast<unsigned char>(0), row_bytes);
+    function(static_cast<unsigned char>(0), rows, bytes);
   }
 }
 
 }  // namespace
 
 void run(CudaStream& stream, const CacheWrite& op) {
-  const std::int64_t count = op.rows.shape[0];
-  const std::int64_t bytes = op.rows.shape[1] * static_cast<std::int64_t>(size_of(op.rows.dtype));
-  if (count == 0) {
-    return;
-  }
-  dispatch_unit(op.cache.data, op.rows.data, bytes, [&](auto zero, std::int64_t width) {
+  dispatch_rows(op, [&](auto zero, std::int64_t rows, std::int64_t width) {
     using Unit = decltype(zero);
     launch_kernel(stream,
-                  grid_of(count),
+                  grid_of(rows),
                   kThreads,
                   0,
                   cache_write_kernel<Unit>,
                   static_cast<Unit*>(op.cache.data),
                   static_cast<const Unit*>(op.rows.data),
                   op.slots.as<std::int32_t>(),
-                  static_cast<int>(count),
+                  static_cast<int>(rows),
                   op.cache.shape[0],
                   width);
   });
 }
 
 void run(CudaStream& stream, const CacheRead& op) {
-  const std::int64_t count = op.rows.shape[0];
-  const std::int64_t bytes = op.rows.shape[1] * static_cast<std::int64_t>(size_of(op.rows.dtype));
-  if (count == 0) {
-    return;
-  }
-  dispatch_unit(op.cache.data, op.rows.data, bytes, [&](auto zero, std::int64_t width) {
+  dispatch_rows(op, [&](auto zero, std::int64_t rows, std::int64_t width) {
     using Unit = decltype(zero);
     launch_kernel(stream,
-                  grid_of(count),
+                  grid_of(rows),
                   kThreads,
                   0,
                   cache_read_kernel<Unit>,

@@ -7,28 +7,18 @@
 #include <gtest/gtest.h>
 
 #include "core/random.h"
+#include "cuda/tensor_core_model.h"
 #include "distill/align_stage.h"
 #include "distill/logit_stage.h"
 #include "parallel/backend.h"
 #include "support/device_values.h"
 #include "support/fill_weights.h"
-#include "support/tiny_model.h"
 #include "train/optimizer.h"
 
 namespace bifocal::test {
 namespace {
 
-constexpr std::int64_t kVocabulary = 320;
 constexpr std::int64_t kTokens = 200;
-
-ModelConfig teacher_config() {
-  ModelConfig config = tiny_teacher();
-  config.vocabulary = kVocabulary;
-  config.hidden = 128;
-  config.intermediate = 192;
-  config.head_dim = 64;
-  return config;
-}
 
 // Values that bfloat16 holds, so that every type starts from the same model.
 void fill(Context context, Weights& weights, std::uint64_t seed) {
@@ -74,7 +64,8 @@ class DeviceRun {
       : settings_(settings),
         context_{backend.stream(), backend.memory(), settings.dtype},
         mesh_(backend.communicator(make_self_communicator()), {.data = 1, .sequence = 1}),
-        config_(tiny_student(teacher_config(), tiny_students(teacher_config())[4].mixers)),
+        config_(
+            tiny_student(tensor_core_teacher(), tiny_students(tensor_core_teacher())[4].mixers)),
         teacher_weights_(context_,
                          teacher_table_,
                          mesh_.node(),
@@ -93,7 +84,7 @@ class DeviceRun {
   }
 
   Outcome train() {
-    Decoder teacher(context_, teacher_config(), teacher_weights_);
+    Decoder teacher(context_, tensor_core_teacher(), teacher_weights_);
     Decoder student(context_, config_, weights_);
     const std::unique_ptr<Stage> stage = make_stage(student, teacher);
     Outcome outcome;
@@ -124,10 +115,12 @@ class DeviceRun {
 
  private:
   std::unique_ptr<Stage> make_stage(Decoder& student, Decoder& teacher) {
-    const StageRows rows =
-        stage_rows([](std::int64_t position) { return random_row(position, kTokens, kVocabulary); },
-                   2,
-                   settings_.steps);
+    const StageRows rows = stage_rows(
+        [](std::int64_t position) {
+          return random_row(position, kTokens, tensor_core_teacher().vocabulary);
+        },
+        2,
+        settings_.steps);
     if (settings_.aligns) {
       return std::make_unique<AlignStage>(context_,
                                           student,
@@ -165,7 +158,7 @@ class DeviceRun {
   Context context_;
   Mesh mesh_;
   ModelConfig config_;
-  ParameterTable teacher_table_{teacher_config()};
+  ParameterTable teacher_table_{tensor_core_teacher()};
   ParameterTable table_{config_};
   Weights teacher_weights_;
   Weights weights_;

@@ -5,31 +5,22 @@
 
 #include <gtest/gtest.h>
 
+#include "cuda/tensor_core_model.h"
 #include "parallel/backend.h"
-#include "support/tiny_model.h"
 
 namespace bifocal::test {
 namespace {
 
-constexpr std::int64_t kVocabulary = 320;
 constexpr std::int64_t kRows = 2;
-
-ModelConfig teacher_config() {
-  ModelConfig config = tiny_teacher();
-  config.vocabulary = kVocabulary;
-  config.hidden = 128;
-  config.intermediate = 192;
-  config.head_dim = 64;
-  return config;
-}
 
 Validation measure(Backend& backend, DType dtype, std::size_t mixers) {
   Device device(dtype, backend);
   const std::unique_ptr<Communicator> self = backend.communicator(make_self_communicator());
-  TinyModel teacher(device.context(), teacher_config(), *self);
-  TinyModel student(device.context(),
-                    tiny_student(teacher_config(), tiny_students(teacher_config())[mixers].mixers),
-                    *self);
+  TinyModel teacher(device.context(), tensor_core_teacher(), *self);
+  TinyModel student(
+      device.context(),
+      tiny_student(tensor_core_teacher(), tiny_students(tensor_core_teacher())[mixers].mixers),
+      *self);
   Evaluator evaluator(device.context(), *self, 64);
   return validate(
       device.context(),
@@ -37,7 +28,7 @@ Validation measure(Backend& backend, DType dtype, std::size_t mixers) {
       *self,
       student.decoder(),
       teacher.decoder(),
-      [](std::int64_t index) { return random_row(index, 200, kVocabulary); },
+      [](std::int64_t index) { return random_row(index, 200, tensor_core_teacher().vocabulary); },
       kRows);
 }
 
