@@ -75,6 +75,11 @@ declare -A nodes=([1xh200]=1 [8x80gb]=1 [64x80gb]=8) tasks=([1xh200]=1 [8x80gb]=
 declare -A weights=([chat]=40 [code]=20 [math]=20 [science]=15 [safety]=5)
 categories=(chat code math science safety)
 if ((tiny)); then
+  if [[ -n $corpus$problems$teacher ]]; then
+    echo "[reproduce] --tiny makes its own corpus and problems and has its own teacher: leave --corpus," \
+      "--problems and --teacher out" >&2
+    exit 2
+  fi
   out=${out:-runs/reproduce-tiny}
   corpus=$out/corpus problems=$out/problems.jsonl grader=register-machine
   teacher=data/register-machine/teacher configs=configs/tiny
@@ -130,9 +135,10 @@ job() {
 }
 
 run_job() {
-  local kind=$1 name=$2 command=$3 begin=$SECONDS
+  local kind=$1 name=$2 command=$3 begin=$SECONDS line
   shift 3
-  if [[ -f $out/done/$name ]]; then
+  line=$(printf '%q ' "$binary" "$command" "$@")
+  if [[ -f $out/done/$name && $(<"$out/done/$name") == "$line" ]]; then
     echo "[reproduce] $name is done"
     return
   fi
@@ -142,7 +148,7 @@ run_job() {
   else
     launch/local.sh "$ranks" "$command" "$@" >"$out/logs/$name.log" 2>&1 || fail_job "$name"
   fi
-  touch "$out/done/$name"
+  printf '%s\n' "$line" >"$out/done/$name"
   echo "[reproduce] $name took $((SECONDS - begin)) s"
 }
 

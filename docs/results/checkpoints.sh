@@ -37,7 +37,7 @@ cat > "$out/shape/config.json" <<EOF
 EOF
 
 pretrain() { # STEPS
-  mpirun -n "$ranks" "build/$device/bifocal" pretrain --run.directory "$out/run" --run.device "$device" \
+  BIFOCAL=build/$device/bifocal launch/local.sh "$ranks" pretrain --run.directory "$out/run" --run.device "$device" \
     --student.init "$out/shape" --student.preset keep \
     --data.train tests/checkpoint/version_1_run/data --data.row_tokens 64 --data.rows_per_step 2 \
     --pretrain.steps "$1" --checkpoint.every 4 --checkpoint.keep 1 --checkpoint.stage_ends false \

@@ -286,24 +286,29 @@ void add_time_options(CLI::App& command, TimeOptions& times) {
   for (const std::string_view name : gpu_names()) {
     names.emplace_back(name);
   }
-  command.add_option("--gpu", times.gpu, "GPU of each rank, for step times, days and GPU-hours")
-      ->check(CLI::IsMember(names));
+  CLI::Option* gpu =
+      command
+          .add_option("--gpu", times.gpu, "GPU of each rank, for step times, days and GPU-hours")
+          ->check(CLI::IsMember(names));
   command
       .add_option("--documents",
                   times.document_tokens,
                   "Times are for rows of documents of so many tokens (default: one document)")
-      ->check(CLI::NonNegativeNumber);
+      ->check(CLI::NonNegativeNumber)
+      ->needs(gpu);
   command
       .add_option("--link",
                   times.link,
                   "GB/s that a GPU receives inside its host (default: what --gpu has)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->needs(gpu);
   command
       .add_option(
           "--network",
           times.network,
           "GB/s that a GPU receives from other hosts (default: 50, a 400 Gb/s adapter each)")
-      ->check(CLI::PositiveNumber);
+      ->check(CLI::PositiveNumber)
+      ->needs(gpu);
 }
 
 void run_plan(const RunConfig& config, const PlanOptions& options) {

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include "core/error.h"
 #include "core/log.h"
 
 namespace bifocal {
@@ -37,6 +38,15 @@ std::vector<std::pair<const char*, double>> parts_of(const StepSeconds& step) {
 
 PlanTimes::PlanTimes(const PlanInputs& inputs, const Plan& plan, const TimeOptions& options)
     : plan_(&plan), has_times_(!options.gpu.empty()), machine_(machine_of(options)) {
+  const RunConfig& config = inputs.config;
+  const bool is_measured =
+      config.run.device == "cuda" && (config.run.dtype == "auto" || config.run.dtype == "bfloat16");
+  BIFOCAL_REQUIRE(
+      !has_times_ || is_measured,
+      "[plan] --gpu knows times of bfloat16 on GPUs, but run.device is {} and run.dtype "
+      "{}: set run.device = \"cuda\" and leave run.dtype at auto, or --gpu out",
+      config.run.device,
+      config.run.dtype);
   for (const PlannedStage& stage : plan.stages) {
     stages_.push_back(predict_stage(inputs, plan, stage, machine_));
   }

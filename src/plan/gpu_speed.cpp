@@ -9,7 +9,7 @@ namespace bifocal {
 namespace {
 
 // Measured: docs/results/h200.json, whose rows are named. tests/plan/step_time_test.cpp holds the
-// table to that file.
+// rates of single ops to that file, products from above.
 constexpr GpuSpeed kH200{
     .name = "h200",
     // In a step, which heats the GPU more than one op does: what teacher_forward_packed leaves to
@@ -23,7 +23,7 @@ constexpr GpuSpeed kH200{
     .mlstm_forward = 193e12,      // mlstm_forward
     .mlstm_backward = 144e12,     // mlstm_forward_backward less mlstm_forward
     .head = 543e12,               // kl_head
-    .memory = 4.14e12,            // adamw, rms_norm, swiglu, rope, gate: 3.9e12 to 4.3e12
+    .memory = 4.14e12,            // adamw, rms_norm, swiglu, rope, gate: 3.9e12 to 4.4e12
     .link = 2.2e11,               // docs/results/h200.md: a layer's all-gather 2.4e11, its
                                   // reduce-scatter 2.0e11
     .host = 5e10,                 // PCIe 5.0 x16 by its data sheet, less a fifth

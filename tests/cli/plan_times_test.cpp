@@ -23,9 +23,10 @@ TEST(PlanCommand, TimesAreSumsOfTheirParts) {
   const std::string file =
       (std::filesystem::temp_directory_path() / fmt::format("bifocal_plan_{}.json", getpid()))
           .string();
-  const Outcome outcome = run_program(
-      kTiny + "--mesh.sequence 2 --ranks-per-node 1 --network 10 --gpu a100 --evaluate.every 5 " +
-      "--json " + file);
+  const Outcome outcome = run_program(kTiny +
+                                      "--mesh.sequence 2 --ranks-per-node 1 --network 10 "
+                                      "--run.device cuda --gpu a100 --evaluate.every 5 " +
+                                      "--json " + file);
   ASSERT_EQ(outcome.exit_code, 0) << outcome.text;
   for (const char* part : {"GPU-hours", "10 GB/s from other hosts", "mLSTM states", "Validation"}) {
     EXPECT_TRUE(outcome.says(part)) << part << "\n" << outcome.text;
@@ -71,6 +72,15 @@ TEST(PlanCommand, AskedForRanksWhereTheMeshLeavesThemOpen) {
   EXPECT_EQ(open.exit_code, 1);
   EXPECT_TRUE(open.says("wanted --ranks")) << open.text;
   EXPECT_EQ(run_program(kTiny + "--ranks 2 --gpu b100").exit_code, 2);
+}
+
+TEST(PlanCommand, TimesAreThoseOfBfloat16OnGpusAlone) {
+  for (const char* change : {"", "--run.device cuda --run.dtype float32 "}) {
+    const Outcome outcome = run_program(kTiny + "--ranks 2 --gpu h200 " + change);
+    EXPECT_EQ(outcome.exit_code, 1) << change;
+    EXPECT_TRUE(outcome.says("--gpu knows times of bfloat16")) << outcome.text;
+  }
+  EXPECT_EQ(run_program(kTiny + "--ranks 2 --link 100").exit_code, 2) << "--link without --gpu";
 }
 
 }  // namespace

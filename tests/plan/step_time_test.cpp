@@ -103,8 +103,10 @@ TEST(StepTime, SpeedsAreThoseOfTheMeasuredOps) {
   }
 }
 
+// What plan promises (docs/parallelism.md): closer than what settings and machines differ by.
+constexpr double kShare = 0.10;
+
 TEST(StepTime, OneGpuIsWithinTenPercent) {
-  constexpr double kShare = 0.10;
   const StepSeconds whole = last_stage(qwen3_4b_step("bifocal", {1, 1}), h200()).step;
   const auto& rows = measured();
   expect_within(kShare, whole.total(), rows.at("step_bifocal_40960").value, "one document");
@@ -121,6 +123,7 @@ TEST(StepTime, OneGpuIsWithinTenPercent) {
 
   const StepSeconds packed = last_stage(qwen3_4b_step("bifocal", {1, 1}), h200(4096)).step;
   expect_within(kShare, packed.total(), rows.at("step_bifocal_packed").value, "packed");
+  // The rate of products in a step comes from this row: here only the counting can go wrong.
   expect_within(kShare, packed.teacher, rows.at("teacher_forward_packed").value, "packed teacher");
   expect_within(kShare,
                 last_stage(qwen3_4b_step("swa_learned_sink", {1, 1}), h200()).step.total(),
@@ -136,8 +139,7 @@ TEST(StepTime, OneGpuIsWithinTenPercent) {
 }
 
 TEST(StepTime, TwoGpusAreWithinTenPercent) {
-  constexpr double kShare = 0.10;
-  constexpr double kOneGpu = 11087.0;  // tokens/s, docs/results/h200.md
+  constexpr double kOneGpu = 11087.0;  // tokens/s, docs/results/h200.md, of 40ff7fe as two_gpu_*
   const auto tokens_per_second = [](MeshCounts mesh) {
     PlanInputs inputs = qwen3_4b_step("bifocal", mesh);
     inputs.config.memory.recompute = "block";
