@@ -1,6 +1,6 @@
 // Norms, rotary positions, cache writes and softmax features of one token's heads: a block for each
 // head of each row. A feature map's matrix is read once, its first rows before the kernel before
-// has ended.
+// has ended; the rest goes to the L2 cache then.
 #include <algorithm>
 #include <cmath>
 

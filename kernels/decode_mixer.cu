@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(kThreads) parts_kernel(const __grid_constant__
   } else {
     far_part(a, block - a.near_blocks, row, shared.far);
   }
-  let_kernel_after_start();  // not before: rings of weights would fill ahead of what is read here
+  // At the end: a start of join at once costs 3 % of a layer (72.5 to 74.7 us at Qwen3.5-4B's
+  // shape).
+  let_kernel_after_start();
 }
 
 // A thread's two columns of a head's splits, 16 splits at a time.
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(kThreads) join_kernel(const __grid_constant__ 
   const int column = static_cast<int>(threadIdx.x) * 2;
   const bool has_column = column < a.dim;
   wait_for_kernel_before();
-  let_kernel_after_start();
+  let_kernel_after_start();  // not before: rings of weights would fill ahead of what the parts read
   const float* partial = a.partial_of(row, head, 0);
   SplitColumns columns;
   columns.load(a, partial, 0, splits);

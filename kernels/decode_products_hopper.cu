@@ -1,8 +1,9 @@
 // Products of a few rows on Hopper: one block on each multiprocessor. The copy engine brings rows
-// of the weights into a ring in shared memory, which begins before the kernel before has ended, so
-// that memory does not rest between kernels. Two such blocks fit a multiprocessor. Three quarters
-// of the outputs are dealt out, the rest goes to who comes first: some multiprocessors reach memory
-// a quarter slower than others, always the same ones.
+// of the weights into a ring in shared memory. With one row of x two such blocks fit a
+// multiprocessor, and the ring begins to fill while the kernel before runs, unless that one starts
+// it late (kStartsNextLate, the mixer). Three quarters of the outputs are dealt out, the rest goes
+// to who comes first: some multiprocessors reach memory a quarter slower than others, always the
+// same ones.
 //
 // A warp takes the same columns of every row, with its part of x in registers. One warp copies;
 // three take turns in adding the warps' sums and storing them. Sums go over a lane's numbers, lanes
@@ -21,7 +22,9 @@ namespace {
 constexpr int kRingBytes = 108 * 1024;
 constexpr int kCounters = 64;
 
-[[maybe_unused]] __device__ unsigned counters[kCounters];  // of tickets; 0 between launches
+[[maybe_unused]] __device__ unsigned
+    counters[kCounters];  // of tickets; 0 between launches, which take turns in them:
+// products of one stream at a time alone, as in a backend
 
 #if BIFOCAL_HOPPER_CODE
 

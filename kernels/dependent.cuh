@@ -39,7 +39,8 @@ inline DeviceTraits device_traits(const CudaStream& stream) {
   return traits;
 }
 
-// Launches a kernel that calls wait_for_kernel_before() in every thread.
+// Launches a kernel in whose every block some thread calls wait_for_kernel_before(), and every
+// thread that touches what kernels before it read or write.
 template <class... Parameters, class... Arguments>
 void launch_dependent(CudaStream& stream,
                       dim3 grid,

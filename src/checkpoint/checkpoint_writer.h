@@ -28,7 +28,8 @@ class CheckpointWriter {
  public:
   // The group must outlive it; see save_checkpoint for the others.
   CheckpointWriter(std::filesystem::path directory, const KeepRule& keep, Communicator& group);
-  // Not collective: gives up a save in progress, of which no checkpoint comes.
+  // Not collective: gives up a save in progress, of which no checkpoint comes; one that all ranks
+  // have written and rank 0 publishes is completed.
   ~CheckpointWriter() = default;
   CheckpointWriter(const CheckpointWriter&) = delete;
   CheckpointWriter& operator=(const CheckpointWriter&) = delete;

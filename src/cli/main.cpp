@@ -130,8 +130,7 @@ int end_with_error(const MpiSession* mpi, RankWatch& watch, const std::string& t
 std::string out_of_memory() {
   return fmt::format(
       "[memory] out of memory: the system refused an allocation; the process holds {}. Allow it "
-      "more "
-      "(the job's memory, ulimit -v), or use more ranks, memory.recompute or shorter rows",
+      "more (the job's memory, ulimit -v), or use more ranks, memory.recompute or shorter rows",
       format_bytes(static_cast<double>(resident_bytes())));
 }
 

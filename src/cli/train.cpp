@@ -207,6 +207,9 @@ RunEnd train(const RunConfig& config, const CommandContext& command, const std::
   const ModelConfig teacher_config = read_hf_config(config.teacher.path);
   const ModelConfig config_of_student = student_config(config);
   const StageSteps steps = choose_stages(config, config_of_student, teacher_config);
+  BIFOCAL_REQUIRE(until.empty() || steps.align > 0,
+                  "[train] wanted to run --until the end of align, but this run has no such stage: "
+                  "leave --until out");
   const PlacementChoice choice =
       choose_placement(config, counts_of(mesh), teacher_config, steps.align);
   TrainSetup setup = make_setup(config, config_of_student);
@@ -332,7 +335,7 @@ void add_train_command(CLI::App& app, const CommandContext& context) {
   command
       ->add_option(
           "--until", *until, "Save and end after this stage; the same command without it goes on")
-      ->check(CLI::IsMember({"align", "distill"}));
+      ->check(CLI::IsMember({"align"}));
   command->callback(
       [options, until, &context] { finish(train(options->resolve(), context, *until), context); });
 }

@@ -158,6 +158,11 @@ std::string to_toml(RunConfig config) {
 }
 
 void check_run_config(const RunConfig& config) {
+  BIFOCAL_REQUIRE(
+      config.run.heartbeat_seconds == 0.0 || config.run.heartbeat_seconds >= 2.0,
+      "[config] run.heartbeat_seconds is {}, wanted 0 or at least 2: ranks look at each "
+      "other five times a second",
+      config.run.heartbeat_seconds);
   check_stage("align", config.align);
   check_stage("distill", config.distill);
   check_stage("pretrain", config.pretrain);

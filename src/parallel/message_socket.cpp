@@ -149,11 +149,12 @@ void MessageSocket::send(const nlohmann::json& message) {
     sent = ::send(descriptor(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
   } while (sent < 0 && errno == EINTR);
   if (sent != static_cast<ssize_t>(bytes.size())) {
-    close();  // a part of a message would make the rest unreadable
+    read_arrived();  // the last words of the other side are for receive()
+    close();         // a part of a message would make the rest unreadable
   }
 }
 
-std::vector<nlohmann::json> MessageSocket::receive() {
+void MessageSocket::read_arrived() {
   std::array<char, 4096> buffer{};
   bool is_over = false;
   while (is_open() && !is_over) {
@@ -169,6 +170,10 @@ std::vector<nlohmann::json> MessageSocket::receive() {
       }
     }
   }
+}
+
+std::vector<nlohmann::json> MessageSocket::receive() {
+  read_arrived();
   std::vector<nlohmann::json> messages;
   std::size_t at = 0;
   while (unread_.size() - at >= kHeader) {

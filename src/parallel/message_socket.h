@@ -62,6 +62,9 @@ class MessageSocket {
   int descriptor() const { return connection_.number(); }
 
  private:
+  // Takes what has arrived; closes at the end of the connection.
+  void read_arrived();
+
   void close() { connection_ = Descriptor(); }
 
   Descriptor connection_;

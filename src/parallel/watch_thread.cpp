@@ -281,10 +281,10 @@ void WatchThread::welcome(std::size_t guest) {
 
 void WatchThread::hear(int rank) {
   std::optional<MessageSocket>& peer = peers_[static_cast<std::size_t>(rank)];
-  if (!peer || !peer->is_open()) {
+  if (!peer) {
     return;
   }
-  for (const json& message : peer->receive()) {
+  for (const json& message : peer->receive()) {  // also what came before a beat found it closed
     hear_message(rank, message);
   }
   if (!peer->is_open()) {
@@ -310,9 +310,8 @@ void WatchThread::beat() {
   constexpr double kLongestPause = 2.0;
   constexpr double kBeatsInLimit = 10.0;
   const ProgressState state = progress_->state();
-  const double pause = state.marks != told_marks_
-                           ? kShortestPause
-                           : std::min(kLongestPause, limits_.heartbeat / kBeatsInLimit);
+  const double pause = std::min(state.marks != told_marks_ ? kShortestPause : kLongestPause,
+                                limits_.heartbeat / kBeatsInLimit);
   if (watched_ < told_at_ + pause) {
     return;
   }

@@ -42,12 +42,14 @@ void require_lock(int file, const std::filesystem::path& path, int kind, double 
   }
 }
 
-// Who holds the lock, for people. Not more than a hint: a failure changes nothing.
-void sign(int file) {
+// Who holds the lock, for people; the text. Empty where it could not be written: then nothing rests
+// on it.
+std::string sign(int file) {
   const std::string text = fmt::format("rank 0: process {} on {}", ::getpid(), host_name());
-  if (::ftruncate(file, 0) == 0) {
-    static_cast<void>(::pwrite(file, text.data(), text.size(), 0) < 0);
-  }
+  const bool is_written =
+      ::ftruncate(file, 0) == 0 &&
+      ::pwrite(file, text.data(), text.size(), 0) == static_cast<ssize_t>(text.size());
+  return is_written ? text : "";
 }
 
 }  // namespace
@@ -60,14 +62,24 @@ RunLock::RunLock(const std::filesystem::path& directory, Communicator& group, do
       BIFOCAL_REQUIRE(
           file_ >= 0, "[train] cannot open {}: {}", path.string(), std::strerror(errno));
     });
+    std::string signature;
     run_together(group, [&] {
       if (group.rank() == 0) {
         require_lock(file_, path, LOCK_EX, patience);
-        sign(file_);
+        signature = sign(file_);
         require_lock(file_, path, LOCK_SH, patience);
       }
     });
     run_together(group, [&] { require_lock(file_, path, LOCK_SH, patience); });
+    // Sharing a lock that was held alone gives it up for a moment, in which another job may have
+    // come and gone the same way: whoever signed last goes on.
+    run_together(group, [&] {
+      BIFOCAL_REQUIRE(signature.empty() || read_file(path) == signature,
+                      "[train] {} was taken by another job at the same moment ({}): wait until it "
+                      "has ended, or set another run.directory",
+                      directory.string(),
+                      read_file(path));
+    });
   } catch (...) {
     ::close(file_);
     throw;

@@ -254,8 +254,8 @@ CheckpointInfo Trainer::info_after(const TrainStage& stage) const {
 
 void Trainer::save(const TrainStage& stage, bool waits) {
   phase(context_, "save");
-  const Stopwatch watch;
   finish_save(stage);  // of the copy that is about to change
+  const Stopwatch watch;
   std::optional<SaveReport> report;
   optimizer_.save([&](const std::vector<ShardedTensor>& tensors) {
     writer_.start(info_after(stage), tensors);
@@ -265,6 +265,13 @@ void Trainer::save(const TrainStage& stage, bool waits) {
   });
   saved_step_ = step_;
   save_delay_ = watch.seconds();
+  report_save(stage, report);
+}
+
+void Trainer::finish_save(const TrainStage& stage) {
+  const Stopwatch watch;
+  const std::optional<SaveReport> report = writer_.finish();
+  save_delay_ += watch.seconds();
   report_save(stage, report);
 }
 

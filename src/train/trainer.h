@@ -87,9 +87,8 @@ class Trainer {
   void save(const TrainStage& stage, bool waits);
   // Reports a save that has become complete.
   void report_save(const TrainStage& stage, const std::optional<SaveReport>& report);
-
-  void finish_save(const TrainStage& stage) { report_save(stage, writer_.finish()); }
-
+  // Waits for a save under way, which counts as that save's delay, and reports it.
+  void finish_save(const TrainStage& stage);
   // Of the last stage to run. Throws Error where setup.until names none.
   std::size_t end_of_run() const;
 

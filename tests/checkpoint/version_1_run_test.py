@@ -14,7 +14,7 @@ KEPT = pathlib.Path(__file__).resolve().parent / "version_1_run"
 STEP = 4  # of the checkpoint
 STEPS = 8  # of the whole run
 
-# Sums of float32 in another order: by ranks, and by the processor's width.
+# Sums of float32 in another order: by ranks, and by the processor's width. 6e-8 was seen on three ranks.
 LOSS_TOLERANCE = 1e-5
 
 
@@ -31,7 +31,13 @@ class Version1Run(unittest.TestCase):
             folder = pathlib.Path(folder) / "kept"
             shutil.copytree(KEPT, folder)
             (folder / "run/metrics.jsonl").unlink()
-            environment = dict(os.environ, OMP_NUM_THREADS="1")
+            environment = dict(
+                os.environ,
+                OMP_NUM_THREADS="1",
+                OMPI_ALLOW_RUN_AS_ROOT="1",
+                OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                OMPI_MCA_rmaps_base_oversubscribe="1",
+            )
             launch = [os.environ["BIFOCAL_MPIEXEC"], "-n", str(ranks), os.environ["BIFOCAL_BINARY"]]
             done = subprocess.run(
                 [*launch, "train", "--config", "run/config.toml"],

@@ -376,6 +376,8 @@ class Harness:
                             last.descriptors - first.descriptors, last.threads - first.threads,
                             last.resident))
         if not growths:
+            if self.options.minutes > 0.0:
+                fail("no rank lived for half a minute in a stage: nothing is known of growth; raise --mean")
             return
         seconds = sum(growth[0] for growth in growths)
         rate = sum(growth[1] for growth in growths) / seconds * 3600.0 / 2**20
@@ -389,6 +391,9 @@ class Harness:
         print(f"[kills] largest growth of open descriptors in a life: {most}")
         if most > OPEN_IN_SAVES:
             fail("ranks leave files open")
+        # Resident memory is printed alone: lives this short are still warming up.
+        if max(growth[3] for growth in growths) > 1:  # the writer's
+            fail("ranks leave threads running")
 
 
 def main():

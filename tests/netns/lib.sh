@@ -16,9 +16,9 @@ netns_up() {
   elif ! why=$(ip link add name veth-a netns "$netns_a" type veth peer name veth-b \
     netns "$netns_b" 2>&1); then
     why="no virtual cables: $why"
-    netns_down
   fi
   if [[ -n $why ]]; then
+    netns_down
     echo "[netns] skipped: $why; needs root and Linux with namespaces and veth" >&2
     exit 77
   fi
@@ -34,8 +34,8 @@ netns_address() {
 }
 
 netns_down() {
-  ip netns del "$netns_a"
-  ip netns del "$netns_b"
+  ip netns del "$netns_a" 2>/dev/null || true
+  ip netns del "$netns_b" 2>/dev/null || true
 }
 
 # netns_on a|b COMMAND...: on that host.

@@ -13,10 +13,10 @@ source tests/netns/lib.sh
 # shellcheck source=/dev/null  # launch/env.sh is checked by itself
 source launch/env.sh
 export OMP_NUM_THREADS=1 BIFOCAL_NETNS_B=$netns_b
-netns_up
 directory=$(mktemp -d)
 export directory program
 trap 'netns_down; rm -rf "$directory"' EXIT
+netns_up
 
 fail() {
   echo "FAILED $1" >&2
@@ -24,7 +24,7 @@ fail() {
   exit 1
 }
 
-# train NAME OPTION...: a rank's words, and its exit status, lie in files.
+# words NAME OPTION...: the command line of a rank, whose words and exit status lie in files.
 # shellcheck disable=SC2016  # the ranks' shells expand them
 rank='cd "$0"; "$program" "$@" >"$directory/out.$OMPI_COMM_WORLD_RANK" 2>"$directory/err.$OMPI_COMM_WORLD_RANK"
 status=$?

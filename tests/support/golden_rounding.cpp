@@ -63,6 +63,7 @@ void RoundingErrors::compare(const std::filesystem::path& path,
     ASSERT_TRUE(cpu.contains(name)) << path.filename() << " " << name;
     const double got = relative_error(value, sizes.at(name));
     const double allowed = relative_error(cpu.at(name), sizes.at(name));
+    EXPECT_TRUE(std::isfinite(got) && std::isfinite(allowed)) << path.filename() << " " << name;
     if (value.want.size() >= kMany || allowed == 0.0) {
       EXPECT_LE(got, 2.0 * allowed) << path.filename() << " " << name;
     } else {
